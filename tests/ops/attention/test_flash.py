@@ -521,7 +521,7 @@ def test_operation_passes_opcheck_and_compiles():
     of_sums = {"query_positions": sums, "key_positions": sums, "query_zeros": zeros, "key_zeros": zeros}
     for bias, checks in (
         ({"table": table, "shifts": shifts}, every),
-        ({"slopes": slopes, "rates": rates}, every[:3]),
+        ({"slopes": slopes, "rates": rates, "shifts": shifts}, every[:3]),
         ({"slopes": slopes.detach(), **of_sums}, every[:3]),
     ):
         torch.library.opcheck(flash.interval_attention.op, tuple(args._replace(**bias)), test_utils=checks)

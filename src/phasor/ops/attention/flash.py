@@ -67,10 +67,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         q_pos, k_pos = sums.queries.mT, sums.keys.mT  # [B, H, T]
         bias = DistanceBias(slopes=q.new_full((q.shape[2],), sums.unit, dtype=torch.float32))
     elif isinstance(score_mod.bias, DistanceBias) and q_pos is not None and k_pos is not None:
-        bias = score_mod.bias
-        if bias.table is not None:
-            shifts = mask.prepared.shifts
-            shifts = intervals.shifts(mask, q_pos, k_pos) if shifts is None else shifts
+        bias, shifts = score_mod.bias, mask.prepared.shifts
+        shifts = intervals.shifts(mask, q_pos, k_pos) if shifts is None else shifts
     sinks = score_mod.sink_queries
     bounds = mask.prepared.bounds
     bounds = intervals.intervals(mask, queries, keys, q.device) if bounds is None else bounds

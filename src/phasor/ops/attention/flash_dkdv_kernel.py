@@ -10,13 +10,14 @@ from phasor.ops.attention.flash_tiles import (
     LINEAR,
     NO_BIAS,
     NON_CONTIGUOUS,
+    SUMS,
     TABLE,
     clamp,
-    distances,
     load_positions,
     load_slope,
     load_tile,
     masked_start,
+    query_distances,
     round_down,
     round_up,
     score_tile,
@@ -58,10 +59,10 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
                 stride_kposb, stride_kposh, stride_shiftsb, stride_dsums,
                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                 BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, TWO_INTERVALS: tl.constexpr,
-                HAS_KEY_MASK: tl.constexpr, HAS_SUMS: tl.constexpr, HAS_SUM_GRAD: tl.constexpr):  # fmt: skip
+                HAS_KEY_MASK: tl.constexpr, HAS_SUM_GRAD: tl.constexpr):  # fmt: skip
     """Gradients of keys and values, summed over the query heads that share them.
 
-    With HAS_SUMS every query head has its own positions. With HAS_SUM_GRAD, their gradients by keys are stored in two
+    With SUMS every query head has its own positions. With HAS_SUM_GRAD, their gradients by keys are stored in two
     parts, those of the unmasked tiles and those of the masked ones.
     """
     blocks, num_kv_heads = tl.cdiv(num_keys, BLOCK_N), num_heads // group_size
@@ -74,9 +75,10 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb + kv_head * group_size * stride_qposh
         k_pos_ptr += batch * stride_kposb + kv_head * group_size * stride_kposh
-        base = tl.load(q_pos_ptr + num_queries - 1)
-        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, base, BLOCK_N)
-    if BIAS == TABLE:
+        if BIAS != SUMS:
+            base = tl.load(q_pos_ptr + num_queries - 1)
+        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS)
+    if BIAS != NO_BIAS and BIAS != SUMS:
         shift = tl.load(shifts_ptr + batch * stride_shiftsb)
     if HAS_KEY_MASK:
         key_mask_ptr += batch * num_keys
@@ -111,17 +113,20 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
-        if HAS_SUMS:
-            base = tl.load(q_pos_ptr + head * stride_qposh + num_queries - 1)
-            k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N)
+        if BIAS == SUMS:
+            k_high, k_low = load_positions(
+                k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
+            )
         if BIAS >= LINEAR:
-            q_high, q_low = load_positions(q_pos_ptr + head * stride_qposh, start, num_queries, base, BLOCK_M)
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            distance = query_distances(
+                q_pos_ptr + head * stride_qposh, start, num_queries, base, k_high, k_low, offs_n, shift, min_distance,
+                num_distances, BLOCK_M, BIAS, False,
+            )  # fmt: skip
         if BIAS == TABLE:
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
             far_bias = tl.load(table_ptr + (kv_head * group_size + head) * num_distances + far_entry)
-        scores, tanh, _ = score_tile(
-            kq, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+        scores, tanh = score_tile(
+            kq, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         lse = tl.load(lse_ptr + head * num_queries + offs_m, mask=offs_m < num_queries, other=float("inf"))[None, :]
@@ -146,16 +151,19 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         distance, head_table = 0.0, table_ptr
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
-        if HAS_SUMS:
-            base = tl.load(q_pos_ptr + head * stride_qposh + num_queries - 1)
-            k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N)
+        if BIAS == SUMS:
+            k_high, k_low = load_positions(
+                k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
+            )
         if BIAS != NO_BIAS:
-            q_high, q_low = load_positions(q_pos_ptr + head * stride_qposh, start, num_queries, base, BLOCK_M)
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            distance = query_distances(
+                q_pos_ptr + head * stride_qposh, start, num_queries, base, k_high, k_low, offs_n, shift, min_distance,
+                num_distances, BLOCK_M, BIAS, TWO_INTERVALS,
+            )  # fmt: skip
         if BIAS == TABLE:
             head_table = table_ptr + (kv_head * group_size + head) * num_distances
-        scores, tanh, _ = score_tile(
-            kq, distance, slope, curve_param, head_table, min_distance, num_distances, 0.0, scale, softcap,
+        scores, tanh = score_tile(
+            kq, distance, slope, curve_param, head_table, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         valid_m = offs_m < num_queries

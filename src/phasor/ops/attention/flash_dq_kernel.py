@@ -8,13 +8,15 @@ import triton.language as tl
 
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
+    LOG,
+    LOG2E,
     NO_BIAS,
+    SUMS,
     TABLE,
     curve,
     curve_derivative,
-    distances,
+    key_distances,
     key_segments,
-    load_positions,
     load_tile,
     masked_start,
     query_bias,
@@ -59,8 +61,9 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb + head * stride_qposh
         k_pos_ptr += batch * stride_kposb + head * stride_kposh
-    if BIAS == TABLE:
+    if BIAS != NO_BIAS and BIAS != SUMS:
         shifts_ptr += batch * stride_shiftsb
+    if BIAS == TABLE:
         table_ptr += head * num_distances
     base, q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
@@ -95,12 +98,14 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         if BIAS >= LINEAR:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            distance = key_distances(
+                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
+                BLOCK_N, BIAS, False,
+            )  # fmt: skip
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
-        scores, tanh, _ = score_tile(
-            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+        scores, tanh = score_tile(
+            qk, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         p = tl.exp2(scores - lse)
@@ -127,10 +132,12 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance = 0.0
         if BIAS != NO_BIAS:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
-        scores, tanh, entry = score_tile(
-            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            distance = key_distances(
+                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
+                BLOCK_N, BIAS, TWO_INTERVALS,
+            )  # fmt: skip
+        scores, tanh = score_tile(
+            qk, distance, slope, curve_param, table_ptr, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         visible = visible_keys(
@@ -140,7 +147,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
         if HAS_TABLE_GRAD:
-            tl.atomic_add(dtable_ptr + entry, ds, mask=visible & valid_m[:, None], sem="relaxed")
+            tl.atomic_add(dtable_ptr + distance, ds, mask=visible & valid_m[:, None], sem="relaxed")
         if HAS_CURVE_GRAD:
             by_slope += tl.sum(ds * curve(distance, curve_param, BIAS), 1)
             by_param += tl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
@@ -154,7 +161,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         tl.atomic_add(dtable_ptr + num_distances - 1, tl.sum(dbias_behind), sem="relaxed")
     if HAS_CURVE_GRAD:
         dcurve_ptr += tl.cast(tl.program_id(0), tl.int64) * 2
-        tl.store(dcurve_ptr, tl.sum(by_slope))
+        tl.store(dcurve_ptr, tl.sum(by_slope) / LOG2E if BIAS == LOG else tl.sum(by_slope))
         tl.store(dcurve_ptr + 1, tl.sum(by_param))
     if HAS_SUM_GRAD:
         tl.store(dsums_ptr + row, by_sum, mask=valid_m)

@@ -14,8 +14,10 @@ from phasor.ops.attention.flash_tiles import (
     LINEAR,
     LOG2E,
     NO_BIAS,
+    SUMS,
     TABLE,
     distances,
+    key_distances,
     key_segments,
     load_positions,
     load_tile,
@@ -23,6 +25,7 @@ from phasor.ops.attention.flash_tiles import (
     query_bias,
     query_block,
     score_tile,
+    table_entries,
     unmasked_start,
     visible_keys,
 )
@@ -45,8 +48,9 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb + head * stride_qposh
         k_pos_ptr += batch * stride_kposb + head * stride_kposh
-    if BIAS == TABLE:
+    if BIAS != NO_BIAS and BIAS != SUMS:
         shifts_ptr += batch * stride_shiftsb
+    if BIAS == TABLE:
         table_ptr += head * num_distances
     base, q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, block_id * BLOCK_M, offs_m, num_queries,
@@ -81,12 +85,14 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance, far_bias = 0.0, 0.0
         if BIAS >= LINEAR:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            distance = key_distances(
+                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
+                BLOCK_N, BIAS, False,
+            )  # fmt: skip
         if BIAS == TABLE:
             far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
-        scores, _, _ = score_tile(
-            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+        scores, _ = score_tile(
+            qk, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
             BIAS, HAS_SOFTCAP, False,
         )  # fmt: skip
         if HAS_KEY_MASK:
@@ -101,10 +107,12 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         distance = 0.0
         if BIAS != NO_BIAS:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
-        scores, _, _ = score_tile(
-            qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+            distance = key_distances(
+                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
+                BLOCK_N, BIAS, TWO_INTERVALS,
+            )  # fmt: skip
+        scores, _ = score_tile(
+            qk, distance, slope, curve_param, table_ptr, 0.0, scale, softcap,
             BIAS, HAS_SOFTCAP, True,
         )  # fmt: skip
         if HAS_SINK_QUERIES:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
@@ -115,11 +123,13 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
                 qk = tl.dot(sink_q, tl.trans(k), input_precision="ieee")
                 if BIAS != NO_BIAS:
                     base_s = tl.load(sink_pos_ptr + num_queries - 1)
-                    s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, base_s, BLOCK_M)
-                    ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, base_s, BLOCK_N)
+                    s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, base_s, BLOCK_M, BIAS)
+                    ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, base_s, BLOCK_N, BIAS)
                     distance = distances(s_high[:, None], s_low[:, None], ks_high[None, :], ks_low[None, :])
-                sink_scores, _, _ = score_tile(
-                    qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, 0.0, scale, softcap,
+                    if BIAS == TABLE:
+                        distance = table_entries(distance, min_distance, num_distances)
+                sink_scores, _ = score_tile(
+                    qk, distance, slope, curve_param, table_ptr, 0.0, scale, softcap,
                     BIAS, HAS_SOFTCAP, True,
                 )  # fmt: skip
                 scores = tl.where((offs_n >= first_key2) & (offs_n <= last_key2), sink_scores, scores)

@@ -17,7 +17,8 @@ from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
-from phasor.ops.attention.flash_tiles import LINEAR, LOG, LOG2E, NO_BIAS, POWER, TABLE, Tiling, block_d, tiling
+from phasor.ops.attention.flash_sums import split_sums
+from phasor.ops.attention.flash_tiles import LINEAR, LOG, LOG2E, NO_BIAS, POWER, SUMS, TABLE, Tiling, block_d, tiling
 from phasor.ops.attention.intervals import query_ranges
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense
 
@@ -47,6 +48,7 @@ def flash_layout(args: FlashArgs) -> FlashLayout:
     """The layout of what `for_kernels` gives."""
     q, k, v, table = args.q, args.k, args.v, args.table
     curve = LOG if args.rates is not None else POWER if args.powers is not None else LINEAR
+    curve = SUMS if head_stride(args.query_positions) else curve
     bias = NO_BIAS if args.query_positions is None else curve if table is None else TABLE
     by_row = args.bounds, args.query_positions, args.key_positions, args.shifts
     bounds, q_pos, k_pos, shifts = map(row_stride, by_row)
@@ -116,7 +118,7 @@ def prepare_dkdv(
     sums_need_grad: bool,
 ) -> Launch:
     rows, keys, kv_heads, _ = layout.k_shape
-    flags = {"stride_dsums": stride_dsums, "HAS_SUMS": layout.head_strides != (0, 0), "HAS_SUM_GRAD": sums_need_grad}
+    flags = {"stride_dsums": stride_dsums, "HAS_SUM_GRAD": sums_need_grad}
     flags |= {"stride_rangesb": stride_rangesb}
     scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | flags
     return (cdiv(keys, tiles.block_n) * kv_heads * rows,), scalars
@@ -145,7 +147,7 @@ def row_stride(x: Tensor | None) -> int:
 
 
 def head_stride(x: Tensor | None) -> int:
-    """The stride between heads of `[B, H, T]`; 0 where there are none."""
+    """The stride between heads of `[B, H, 2, T]`; 0 where there are none."""
     return 0 if x is None or x.dim() == 2 else x.stride(1)
 
 
@@ -155,8 +157,13 @@ def contiguous_features(x: Tensor) -> Tensor:
 
 
 def for_kernels(args: FlashArgs) -> FlashArgs:
-    """The arguments as kernels read them: contiguous, and biases in float32, their table to base 2 `[H, distances]`."""
+    """The arguments as kernels read them: contiguous, sums as pairs, biases in float32, tables to base 2 `[H, D]`."""
+    q_pos, k_pos = args.query_positions, args.key_positions
+    if q_pos is not None and k_pos is not None and q_pos.dim() == 3:  # sums of each head
+        q_pos, k_pos = split_sums(q_pos, k_pos), split_sums(k_pos, k_pos)
     return args._replace(
+        query_positions=q_pos,
+        key_positions=k_pos,
         q=contiguous_features(args.q),
         k=contiguous_features(args.k),
         v=contiguous_features(args.v),

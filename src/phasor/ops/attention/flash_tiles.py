@@ -12,8 +12,8 @@ from torch import Tensor
 from phasor.ops.attention import intervals
 from phasor.ops.launch import next_power_of_2
 
-# Kinds of bias: none, a table by distance, and slopes times a curve of the distance.
-NO_BIAS, TABLE, LINEAR, LOG, POWER = (tl.constexpr(kind) for kind in range(5))
+# Kinds of bias: none, a table by distance, slopes times a curve of the distance, or times a difference of sums.
+NO_BIAS, TABLE, LINEAR, LOG, POWER, SUMS = (tl.constexpr(kind) for kind in range(6))
 NON_CONTIGUOUS = tl.constexpr(intervals.NON_CONTIGUOUS)
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -63,12 +63,20 @@ def load_tile(ptr, start, stride, limit, BLOCK: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def load_positions(ptr, start, limit, base, BLOCK: tl.constexpr):
-    """Positions of 64 bits from `base` on, each as a float and the rest that it rounds away: exact up to 2^48."""
+def load_positions(ptr, start, limit, base, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """Positions of 64 bits from `base` on, each as a float and the rest that it rounds away: exact up to 2^48.
+
+    Sums are given as such pairs.
+    """
     offs = start + tl.arange(0, BLOCK)
-    position = tl.where(offs < limit, tl.load(ptr + offs, mask=offs < limit, other=0) - base, 0)
-    high = position.to(tl.float32)
-    return high, (position - high.to(tl.int64)).to(tl.float32)
+    if BIAS == SUMS:
+        high = tl.load(ptr + offs, mask=offs < limit, other=0.0)
+        low = tl.load(ptr + limit + offs, mask=offs < limit, other=0.0)
+    else:
+        position = tl.where(offs < limit, tl.load(ptr + offs, mask=offs < limit, other=0) - base, 0)
+        high = position.to(tl.float32)
+        low = (position - high.to(tl.int64)).to(tl.float32)
+    return high, low
 
 
 @triton.jit
@@ -78,6 +86,51 @@ def distances(query_high, query_low, key_high, key_low):
     At any positions, where the queries of a row are within 2^48 of the last, from which positions are counted.
     """
     return (query_high - key_high) + (query_low - key_low)
+
+
+@triton.jit
+def table_entries(distance, min_distance, num_distances):
+    """Where a table has the bias of each distance, int32."""
+    return clamp(distance - min_distance, 0, num_distances - 1).to(tl.int32)
+
+
+@triton.jit
+def key_distances(k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
+                  BLOCK_N: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
+    """Distances of a block of queries to the keys from `start` on, or their entries in a table.
+
+    By index, without a look at positions, where those are contiguous; a second interval of keys never is.
+    """
+    if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
+        k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
+        distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+        if BIAS == TABLE:
+            distance = table_entries(distance, min_distance, num_distances)
+    else:
+        first, following = (offs_m + shift - start)[:, None], tl.arange(0, BLOCK_N)[None, :]
+        if BIAS == TABLE:
+            distance = table_entries(first - following, min_distance, num_distances)
+        else:
+            distance = first.to(tl.float32) - following.to(tl.float32)
+    return distance
+
+
+@triton.jit
+def query_distances(q_pos_ptr, start, num_queries, base, k_high, k_low, offs_n, shift, min_distance, num_distances,
+                    BLOCK_M: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
+    """As `key_distances`, of the queries from `start` on to a block of keys: `[BLOCK_N, BLOCK_M]`."""
+    if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
+        distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+        if BIAS == TABLE:
+            distance = table_entries(distance, min_distance, num_distances)
+    else:
+        first, following = (start + shift - offs_n)[:, None], tl.arange(0, BLOCK_M)[None, :]
+        if BIAS == TABLE:
+            distance = table_entries(first + following, min_distance, num_distances)
+        else:
+            distance = first.to(tl.float32) + following.to(tl.float32)
+    return distance
 
 
 @triton.jit
@@ -102,21 +155,23 @@ def query_block(num_queries, num_heads, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def load_slope(slopes_ptr, curve_params_ptr, head, BIAS: tl.constexpr):
-    """The slope of a head, to base 2, and the parameter of its curve, a rate or a power."""
+    """The slope of a head, to base 2 as its curve may be already, and the parameter of that, a rate or a power."""
     slope, curve_param = 0.0, 0.0
     if BIAS >= LINEAR:
-        slope = tl.load(slopes_ptr + head) * LOG2E
-    if BIAS > LINEAR:
-        curve_param = tl.load(curve_params_ptr + head)
+        slope = tl.load(slopes_ptr + head)
+        if BIAS != LOG:
+            slope *= LOG2E
+        if BIAS != LINEAR and BIAS != SUMS:
+            curve_param = tl.load(curve_params_ptr + head)
     return slope, curve_param
 
 
 @triton.jit
 def curve(distance, curve_param, BIAS: tl.constexpr):
-    """What the slope multiplies: the distance to either side, `log(1 + curve_param d)` or `d^curve_param`."""
+    """What the slope multiplies: the distance to either side, `log2(1 + curve_param d)` or `d^curve_param`."""
     far = tl.abs(distance)
     if BIAS == LOG:
-        far = tl.log(1.0 + curve_param * far)
+        far = tl.log2(1.0 + curve_param * far)
     if BIAS == POWER:
         far = tl.where(far > 0.0, tl.exp2(curve_param * tl.log2(tl.maximum(far, 1.0))), 0.0)
     return far
@@ -145,35 +200,35 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, h
     """
     base, q_high, q_low, shift, bias_ahead, bias_behind = 0, offs_m, offs_m, 0, 0.0, 0.0
     if BIAS != NO_BIAS:
-        base = tl.load(q_pos_ptr + num_queries - 1)
-        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M)
+        if BIAS != SUMS:
+            base = tl.load(q_pos_ptr + num_queries - 1)
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
-    if BIAS == TABLE:
+    if BIAS != NO_BIAS and BIAS != SUMS:
         shift = tl.load(shifts_ptr)
+    if BIAS == TABLE:
         bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
     return base, q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
 
 
 @triton.jit
-def score_tile(qk, distance, slope, curve_param, table_ptr, min_distance, num_distances, far_bias, scale, softcap,
+def score_tile(qk, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
                BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, USE_TABLE: tl.constexpr):  # fmt: skip
-    """Scores to base 2, the tanh of a soft-cap, and with USE_TABLE the entry of the bias table."""
+    """Scores to base 2, and the tanh of a soft-cap. With USE_TABLE, `distance` is the entry of a table."""
     tanh = qk
     if HAS_SOFTCAP:
         tanh = 1.0 - 2.0 / (1.0 + tl.exp2(qk * (2.0 * LOG2E * scale / softcap)))
         scores = tanh * (softcap * LOG2E)
     else:
         scores = qk * (scale * LOG2E)
-    entry = distance
     if BIAS >= LINEAR:
         scores -= slope * curve(distance, curve_param, BIAS)
     elif BIAS == TABLE:
         if USE_TABLE:
-            entry = tl.minimum(tl.maximum(distance - min_distance, 0.0), num_distances - 1.0).to(tl.int32)
-            scores += tl.load(table_ptr + entry)
+            scores += tl.load(table_ptr + distance)
         else:
             scores += far_bias
-    return scores, tanh, entry
+    return scores, tanh
 
 
 @triton.jit
