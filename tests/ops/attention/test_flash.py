@@ -517,7 +517,9 @@ def test_operation_passes_opcheck_and_compiles():
     every = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     sums, zeros = torch.arange(18).view(1, 2, 9), torch.zeros(1, 9, 2, requires_grad=True)
     args = FlashArgs(*(None,) * len(FlashArgs._fields))._replace(q=q, k=q, v=q, bounds=bounds, sink_logits=sinks)
-    args = args._replace(min_distance=0, scale=0.3, softcap=0.0, query_positions=positions, key_positions=positions)
+    args = args._replace(
+        one_sided=True, min_distance=0, scale=0.3, softcap=0.0, query_positions=positions, key_positions=positions
+    )
     of_sums = {"query_positions": sums, "key_positions": sums, "query_zeros": zeros, "key_zeros": zeros}
     for bias, checks in (
         ({"table": table, "shifts": shifts}, every),

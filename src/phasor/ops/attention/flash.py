@@ -91,6 +91,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         sink_logits=score_mod.sink_logits,
         sink_queries=None if sinks is None else sinks.queries.to(q.dtype),
         sink_positions=None if sinks is None else sinks.positions,
+        one_sided=mask.causal and mask.aligned and mask.prefix_length is None,
         min_distance=0 if bias is None else bias.min_distance,
         scale=score_mod.scale,
         softcap=score_mod.softcap or 0.0,

@@ -14,6 +14,8 @@ class FlashArgs(NamedTuple):
     `ranges` are the queries that the backward pass visits for each block of keys; where it is None, that finds them.
     Positions, `[B or 1, T]`, are given where there is a bias by distance: a table, or slopes with rates or powers. Sums
     of heads, `[B, H, T]`, take their place; their gradients go through `query_zeros` and `key_zeros`, `[B, T, H]`.
+    `one_sided` says that no query sees keys after it.
+
     Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
     keys; they have no backward pass.
     """
@@ -36,6 +38,7 @@ class FlashArgs(NamedTuple):
     sink_logits: Tensor | None
     sink_queries: Tensor | None
     sink_positions: Tensor | None
+    one_sided: bool
     min_distance: int
     scale: float
     softcap: float

@@ -12,12 +12,13 @@ from phasor.ops.attention.flash_tiles import (
     NON_CONTIGUOUS,
     SUMS,
     TABLE,
+    add_query_bias,
     clamp,
+    load_place,
     load_positions,
     load_slope,
     load_tile,
     masked_start,
-    query_distances,
     round_down,
     round_up,
     score_tile,
@@ -58,7 +59,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
                 stride_dob, stride_dot, stride_doh, stride_rangesb, stride_boundsb, stride_qposb, stride_qposh,
                 stride_kposb, stride_kposh, stride_shiftsb, stride_dsums,
                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, TWO_INTERVALS: tl.constexpr,
+                BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, TWO_INTERVALS: tl.constexpr,
                 HAS_KEY_MASK: tl.constexpr, HAS_SUM_GRAD: tl.constexpr):  # fmt: skip
     """Gradients of keys and values, summed over the query heads that share them.
 
@@ -111,32 +112,32 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         offs_m = start + tl.arange(0, BLOCK_M)
         q = load_tile(q_ptr + head * stride_qh, start, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
-        distance, far_bias = 0.0, 0.0
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
             k_high, k_low = load_positions(
                 k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
             )
+        scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
         if BIAS >= LINEAR:
-            distance = query_distances(
-                q_pos_ptr + head * stride_qposh, start, num_queries, base, k_high, k_low, offs_n, shift, min_distance,
-                num_distances, BLOCK_M, BIAS, False,
+            high, low = load_place(k_pos_ptr + head * stride_kposh, high_key, num_keys, BIAS)
+            scores, distance, own = add_query_bias(
+                scores, q_pos_ptr + head * stride_qposh, table_ptr, start, num_queries, base, k_high, k_low, offs_n,
+                shift, slope, curve_param, high, low, high_key, min_distance, num_distances, BLOCK_M, BIAS, ONE_SIDED,
+                False,
             )  # fmt: skip
-        if BIAS == TABLE:
+        elif BIAS == TABLE:
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
-            far_bias = tl.load(table_ptr + (kv_head * group_size + head) * num_distances + far_entry)
-        scores, tanh = score_tile(
-            kq, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
-            BIAS, HAS_SOFTCAP, False,
-        )  # fmt: skip
+            scores += tl.load(table_ptr + (kv_head * group_size + head) * num_distances + far_entry)
         lse = tl.load(lse_ptr + head * num_queries + offs_m, mask=offs_m < num_queries, other=float("inf"))[None, :]
         delta = tl.load(delta_ptr + head * num_queries + offs_m, mask=offs_m < num_queries, other=0.0)[None, :]
+        if ONE_SIDED:
+            lse -= own[None, :]
         p = tl.exp2(scores - lse)
         do = load_tile(do_ptr + head * stride_doh, start, stride_dot, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
         ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta)
         if HAS_SUM_GRAD:
-            by_sum += tl.sum(ds * sign(distance), 1)
+            by_sum += tl.sum(-ds if ONE_SIDED else ds * sign(distance), 1)
             if u == unmasked_tiles - 1:
                 tl.store(dsums_ptr + head * num_keys, by_sum, mask=is_real)
                 by_sum = tl.zeros([BLOCK_N], tl.float32)
@@ -149,23 +150,21 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         offs_m = start + tl.arange(0, BLOCK_M)
         q = load_tile(q_ptr + head * stride_qh, start, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
-        distance, head_table = 0.0, table_ptr
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
             k_high, k_low = load_positions(
                 k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
             )
+        scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
         if BIAS != NO_BIAS:
-            distance = query_distances(
-                q_pos_ptr + head * stride_qposh, start, num_queries, base, k_high, k_low, offs_n, shift, min_distance,
-                num_distances, BLOCK_M, BIAS, TWO_INTERVALS,
+            head_table = table_ptr
+            if BIAS == TABLE:
+                head_table += (kv_head * group_size + head) * num_distances
+            scores, distance, _ = add_query_bias(
+                scores, q_pos_ptr + head * stride_qposh, head_table, start, num_queries, base, k_high, k_low, offs_n,
+                shift, slope, curve_param, 0.0, 0.0, 0, min_distance, num_distances, BLOCK_M, BIAS, False,
+                TWO_INTERVALS,
             )  # fmt: skip
-        if BIAS == TABLE:
-            head_table = table_ptr + (kv_head * group_size + head) * num_distances
-        scores, tanh = score_tile(
-            kq, distance, slope, curve_param, head_table, 0.0, scale, softcap,
-            BIAS, HAS_SOFTCAP, True,
-        )  # fmt: skip
         valid_m = offs_m < num_queries
         first_key = tl.load(bounds_ptr + offs_m, mask=valid_m, other=0)[None, :]
         last_key = tl.load(bounds_ptr + num_queries + offs_m, mask=valid_m, other=-1)[None, :]

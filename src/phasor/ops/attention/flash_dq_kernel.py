@@ -13,14 +13,16 @@ from phasor.ops.attention.flash_tiles import (
     NO_BIAS,
     SUMS,
     TABLE,
+    add_key_bias,
     curve,
     curve_derivative,
-    key_distances,
     key_segments,
+    load_place,
     load_tile,
     masked_start,
     query_bias,
     query_block,
+    query_part,
     score_tile,
     sign,
     unmasked_start,
@@ -50,8 +52,9 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
               stride_dob, stride_dot, stride_doh, stride_boundsb, stride_qposb, stride_qposh, stride_kposb,
               stride_kposh, stride_shiftsb,
               HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-              BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr, HAS_CURVE_GRAD: tl.constexpr,
-              HAS_SUM_GRAD: tl.constexpr, TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+              BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TABLE_GRAD: tl.constexpr,
+              HAS_CURVE_GRAD: tl.constexpr, HAS_SUM_GRAD: tl.constexpr, TWO_INTERVALS: tl.constexpr,
+              HAS_KEY_MASK: tl.constexpr):  # fmt: skip
     """Gradients of queries; with HAS_TABLE_GRAD also every program's part of the gradient of the bias table, and with
     HAS_CURVE_GRAD its part of the sums that the gradients of slopes and of the parameter of their curve are made of.
     With HAS_SUM_GRAD the gradients of the sums of queries.
@@ -92,23 +95,23 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     dbias_behind, dbias_ahead = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     by_slope, by_param = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     by_sum = tl.zeros([BLOCK_M], tl.float32)
+    high, low = load_place(q_pos_ptr, block_id * BLOCK_M, num_queries, BIAS)
+    place, own_lse = block_id * BLOCK_M + shift, lse
+    if ONE_SIDED:
+        own_lse -= query_part(q_high, q_low, (offs_m + shift)[:, None], high, low, place, shift, slope, BIAS)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        distance, far_bias = 0.0, 0.0
+        scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS >= LINEAR:
-            distance = key_distances(
-                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
-                BLOCK_N, BIAS, False,
+            scores, distance = add_key_bias(
+                scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                high, low, place, min_distance, num_distances, BLOCK_N, BIAS, ONE_SIDED, False,
             )  # fmt: skip
-        if BIAS == TABLE:
-            far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
-        scores, tanh = score_tile(
-            qk, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
-            BIAS, HAS_SOFTCAP, False,
-        )  # fmt: skip
-        p = tl.exp2(scores - lse)
+        elif BIAS == TABLE:
+            scores += tl.where(t < unmasked[1], bias_behind, bias_ahead)
+        p = tl.exp2(scores - own_lse)
         if HAS_KEY_MASK:
             p = tl.where(tl.load(key_mask_ptr + start + tl.arange(0, BLOCK_N))[None, :] != 0, p, 0.0)
         v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
@@ -121,7 +124,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
             by_slope += tl.sum(ds * curve(distance, curve_param, BIAS), 1)
             by_param += tl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SUM_GRAD:
-            by_sum -= tl.sum(ds * sign(distance), 1)
+            by_sum += tl.sum(ds if ONE_SIDED else -ds * sign(distance), 1)
         if HAS_SOFTCAP:
             ds *= 1.0 - tanh * tanh
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
@@ -130,16 +133,12 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
         offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        distance = 0.0
+        scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS != NO_BIAS:
-            distance = key_distances(
-                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
-                BLOCK_N, BIAS, TWO_INTERVALS,
+            scores, distance = add_key_bias(
+                scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                high, low, place, min_distance, num_distances, BLOCK_N, BIAS, False, TWO_INTERVALS,
             )  # fmt: skip
-        scores, tanh = score_tile(
-            qk, distance, slope, curve_param, table_ptr, 0.0, scale, softcap,
-            BIAS, HAS_SOFTCAP, True,
-        )  # fmt: skip
         visible = visible_keys(
             offs_n, num_keys, first_key, last_key, first_key2, last_key2, key_mask_ptr, TWO_INTERVALS, HAS_KEY_MASK
         )

@@ -16,16 +16,18 @@ from phasor.ops.attention.flash_tiles import (
     NO_BIAS,
     SUMS,
     TABLE,
+    add_bias,
+    add_key_bias,
     distances,
-    key_distances,
     key_segments,
+    load_place,
     load_positions,
     load_tile,
     masked_start,
     query_bias,
     query_block,
+    query_part,
     score_tile,
-    table_entries,
     unmasked_start,
     visible_keys,
 )
@@ -40,8 +42,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
                    stride_boundsb, stride_qposb, stride_qposh, stride_kposb, stride_kposh, stride_shiftsb,
                    stride_sinkposb,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                   BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, TWO_INTERVALS: tl.constexpr,
-                   HAS_KEY_MASK: tl.constexpr, HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
+                   BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+                   TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
@@ -79,59 +81,56 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     if HAS_SINKS:  # as if a key with that score and no value had been seen
         l_i += 1.0
         m_i = tl.zeros([BLOCK_M], tl.float32) + tl.load(sink_logits_ptr + head).to(tl.float32) * LOG2E
+    high, low = load_place(q_pos_ptr, block_id * BLOCK_M, num_queries, BIAS)
+    place = block_id * BLOCK_M + shift
+    if ONE_SIDED:  # in unmasked tiles, scores are without the part of the bias that all keys of a query share
+        own = tl.sum(query_part(q_high, q_low, (offs_m + shift)[:, None], high, low, place, shift, slope, BIAS), 1)
+        m_i -= own
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        distance, far_bias = 0.0, 0.0
+        scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS >= LINEAR:
-            distance = key_distances(
-                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
-                BLOCK_N, BIAS, False,
+            scores, _ = add_key_bias(
+                scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                high, low, place, min_distance, num_distances, BLOCK_N, BIAS, ONE_SIDED, False,
             )  # fmt: skip
-        if BIAS == TABLE:
-            far_bias = tl.where(t < unmasked[1], bias_behind, bias_ahead)
-        scores, _ = score_tile(
-            qk, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
-            BIAS, HAS_SOFTCAP, False,
-        )  # fmt: skip
+        elif BIAS == TABLE:
+            scores += tl.where(t < unmasked[1], bias_behind, bias_ahead)
         if HAS_KEY_MASK:
             is_real = tl.load(key_mask_ptr + start + tl.arange(0, BLOCK_N))[None, :] != 0
             scores = tl.where(is_real, scores, float("-inf"))
         v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         acc, l_i, m_i = online_softmax(scores, v, acc, l_i, m_i, HAS_KEY_MASK)
+    if ONE_SIDED:
+        m_i += own
     for t in range(masked[1] + masked[3] + masked[5] + masked[7]):
         start = masked_start(t, masked, BLOCK_N)
         offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        distance = 0.0
+        scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS != NO_BIAS:
-            distance = key_distances(
-                k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
-                BLOCK_N, BIAS, TWO_INTERVALS,
+            scores, _ = add_key_bias(
+                scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                high, low, place, min_distance, num_distances, BLOCK_N, BIAS, False, TWO_INTERVALS,
             )  # fmt: skip
-        scores, _ = score_tile(
-            qk, distance, slope, curve_param, table_ptr, 0.0, scale, softcap,
-            BIAS, HAS_SOFTCAP, True,
-        )  # fmt: skip
         if HAS_SINK_QUERIES:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
             if start < sinks_end:  # sink tokens have other queries and positions
                 sink_q = load_tile(
                     sink_q_ptr, block_id * BLOCK_M, num_heads * HEAD_DIM, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False
                 )
                 qk = tl.dot(sink_q, tl.trans(k), input_precision="ieee")
+                sink_scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
                 if BIAS != NO_BIAS:
                     base_s = tl.load(sink_pos_ptr + num_queries - 1)
                     s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, base_s, BLOCK_M, BIAS)
                     ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, base_s, BLOCK_N, BIAS)
                     distance = distances(s_high[:, None], s_low[:, None], ks_high[None, :], ks_low[None, :])
-                    if BIAS == TABLE:
-                        distance = table_entries(distance, min_distance, num_distances)
-                sink_scores, _ = score_tile(
-                    qk, distance, slope, curve_param, table_ptr, 0.0, scale, softcap,
-                    BIAS, HAS_SOFTCAP, True,
-                )  # fmt: skip
+                    sink_scores, _ = add_bias(
+                        sink_scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+                    )
                 scores = tl.where((offs_n >= first_key2) & (offs_n <= last_key2), sink_scores, scores)
         visible = visible_keys(
             offs_n, num_keys, first_key, last_key, first_key2, last_key2, key_mask_ptr, TWO_INTERVALS, HAS_KEY_MASK

@@ -39,6 +39,7 @@ class FlashLayout(NamedTuple):
     has_key_mask: bool
     bias: int
     num_distances: int
+    one_sided: bool
     min_distance: int
     scale: float
     softcap: float
@@ -55,7 +56,8 @@ def flash_layout(args: FlashArgs) -> FlashLayout:
     heads = head_stride(args.query_positions), head_stride(args.key_positions)
     return FlashLayout(
         q.shape, q.stride(), k.shape, k.stride(), v.stride(), args.bounds.shape[1] == 4, (bounds, q_pos, k_pos, shifts),
-        heads, args.key_mask is not None, bias.value, 0 if table is None else table.shape[1], args.min_distance,
+        heads, args.key_mask is not None, bias.value, 0 if table is None else table.shape[1],
+        args.one_sided and bias in (LINEAR, SUMS), args.min_distance,
         args.scale, args.softcap,
     )  # fmt: skip
 
@@ -73,6 +75,7 @@ def shared_scalars(layout: FlashLayout, tiles: Tiling) -> dict[str, Any]:
         "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos, "stride_kposb": stride_k_pos,
         "stride_qposh": layout.head_strides[0], "stride_kposh": layout.head_strides[1],
         "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BIAS": layout.bias,
+        "ONE_SIDED": layout.one_sided,
         "HAS_SOFTCAP": layout.softcap > 0, "TWO_INTERVALS": layout.two_intervals, "HAS_KEY_MASK": layout.has_key_mask,
         "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
@@ -105,6 +108,7 @@ def prepare_dq(
 ) -> Launch:
     rows, queries, heads, _ = layout.q_shape
     flags = {"HAS_TABLE_GRAD": table_needs_grad, "HAS_CURVE_GRAD": curve_needs_grad, "HAS_SUM_GRAD": sums_need_grad}
+    flags |= {"ONE_SIDED": layout.one_sided and not curve_needs_grad}  # whose gradient needs distances
     scalars = shared_scalars(layout, tiles) | token_strides("do", grad_strides) | flags
     return (cdiv(queries, tiles.block_m) * heads * rows,), scalars
 

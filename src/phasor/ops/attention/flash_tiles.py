@@ -95,42 +95,119 @@ def table_entries(distance, min_distance, num_distances):
 
 
 @triton.jit
-def key_distances(k_pos_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, min_distance, num_distances,
-                  BLOCK_N: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
-    """Distances of a block of queries to the keys from `start` on, or their entries in a table.
-
-    By index, without a look at positions, where those are contiguous; a second interval of keys never is.
-    """
-    if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
-        k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-        distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
-        if BIAS == TABLE:
-            distance = table_entries(distance, min_distance, num_distances)
-    else:
-        first, following = (offs_m + shift - start)[:, None], tl.arange(0, BLOCK_N)[None, :]
-        if BIAS == TABLE:
-            distance = table_entries(first - following, min_distance, num_distances)
-        else:
-            distance = first.to(tl.float32) - following.to(tl.float32)
-    return distance
+def load_place(sums_ptr, offset, limit, BIAS: tl.constexpr):
+    """The sum at an offset, as a pair."""
+    high, low = 0.0, 0.0
+    if BIAS == SUMS:
+        high, low = tl.load(sums_ptr + offset), tl.load(sums_ptr + limit + offset)
+    return high, low
 
 
 @triton.jit
-def query_distances(q_pos_ptr, start, num_queries, base, k_high, k_low, offs_n, shift, min_distance, num_distances,
-                    BLOCK_M: tl.constexpr, BIAS: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
-    """As `key_distances`, of the queries from `start` on to a block of keys: `[BLOCK_N, BLOCK_M]`."""
+def query_part(q_high, q_low, q_index, high, low, place, shift, slope, BIAS: tl.constexpr):
+    """The bias between a place, given by its sum and its index, and queries that do not come before it.
+
+    With `key_part` it is all of the bias, where positions are contiguous; else that is added as a whole.
+    """
+    if BIAS == SUMS:
+        part = slope * distances(q_high, q_low, high, low)
+    else:
+        part = tl.where(shift == NON_CONTIGUOUS, 0.0, slope * (place - q_index).to(tl.float32))
+    return part
+
+
+@triton.jit
+def key_part(k_high, k_low, k_index, high, low, place, slope, BIAS: tl.constexpr):
+    """The bias between keys and a place, given by its sum and its index, that does not come before them."""
+    return slope * (distances(high, low, k_high, k_low) if BIAS == SUMS else (k_index - place).to(tl.float32))
+
+
+@triton.jit
+def add_key_bias(scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                 high, low, place, min_distance, num_distances, BLOCK_N: tl.constexpr, BIAS: tl.constexpr,
+                 ONE_SIDED: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
+    """Scores of a block of queries and the keys from `start` on with their bias, and the distances or table's entries.
+
+    By index, without a look at positions, where those are contiguous; a second interval of keys never is. ONE_SIDED
+    where no key comes after a place that does not come after any query: then only the `key_part` is added.
+    """
+    offs_n = tl.arange(0, BLOCK_N)
+    if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
+        k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
+        if ONE_SIDED and BIAS == SUMS:
+            distance = offs_n.to(tl.float32)[None, :]
+            scores += key_part(k_high, k_low, offs_n, high, low, place, slope, BIAS)[None, :]
+        else:
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            scores, distance = add_bias(
+                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+            )  # fmt: skip
+    else:
+        first = offs_m + shift - start
+        if ONE_SIDED:
+            distance = scores
+            scores += key_part(offs_n, offs_n, start + offs_n, high, low, place, slope, BIAS)[None, :]
+        elif BIAS == TABLE:
+            scores, distance = add_bias(
+                scores, first[:, None] - offs_n[None, :], table_ptr, slope, curve_param, min_distance, num_distances,
+                BIAS,
+            )  # fmt: skip
+        else:
+            distance = first.to(tl.float32)[:, None] - offs_n.to(tl.float32)[None, :]
+            scores, distance = add_bias(
+                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+            )  # fmt: skip
+    return scores, distance
+
+
+@triton.jit
+def add_query_bias(scores, q_pos_ptr, table_ptr, start, num_queries, base, k_high, k_low, offs_n, shift, slope,
+                   curve_param, high, low, place, min_distance, num_distances, BLOCK_M: tl.constexpr,
+                   BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
+    """As `add_key_bias`, of the queries from `start` on and a block of keys `[BLOCK_N, BLOCK_M]`; and ONE_SIDED the
+    `query_part` that is not added, else 0.
+    """
+    offs_m = tl.arange(0, BLOCK_M)
+    part = tl.zeros([BLOCK_M], tl.float32)
     if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
         q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
-        distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
-        if BIAS == TABLE:
-            distance = table_entries(distance, min_distance, num_distances)
-    else:
-        first, following = (start + shift - offs_n)[:, None], tl.arange(0, BLOCK_M)[None, :]
-        if BIAS == TABLE:
-            distance = table_entries(first + following, min_distance, num_distances)
+        if ONE_SIDED and BIAS == SUMS:
+            distance = offs_m.to(tl.float32)[None, :]
+            scores += key_part(k_high, k_low, offs_n, high, low, place, slope, BIAS)[:, None]
+            part = query_part(q_high, q_low, offs_m, high, low, place, shift, slope, BIAS)
         else:
-            distance = first.to(tl.float32) + following.to(tl.float32)
-    return distance
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            scores, distance = add_bias(
+                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+            )  # fmt: skip
+    else:
+        first = start + shift - offs_n
+        if ONE_SIDED:
+            distance = scores
+            scores += key_part(k_high, k_low, offs_n, high, low, place, slope, BIAS)[:, None]
+            part = query_part(offs_m, offs_m, start + offs_m + shift, high, low, place, shift, slope, BIAS)
+        elif BIAS == TABLE:
+            scores, distance = add_bias(
+                scores, first[:, None] + offs_m[None, :], table_ptr, slope, curve_param, min_distance, num_distances,
+                BIAS,
+            )  # fmt: skip
+        else:
+            distance = first.to(tl.float32)[:, None] + offs_m.to(tl.float32)[None, :]
+            scores, distance = add_bias(
+                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+            )  # fmt: skip
+    return scores, distance, part
+
+
+@triton.jit
+def add_bias(scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS: tl.constexpr):
+    """Scores with their bias, and the distances, of a table its entries."""
+    if BIAS == TABLE:
+        distance = table_entries(distance, min_distance, num_distances)
+        scores += tl.load(table_ptr + distance)
+    else:
+        scores -= slope * curve(distance, curve_param, BIAS)
+    return scores, distance
 
 
 @triton.jit
@@ -212,22 +289,14 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, h
 
 
 @triton.jit
-def score_tile(qk, distance, slope, curve_param, table_ptr, far_bias, scale, softcap,
-               BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, USE_TABLE: tl.constexpr):  # fmt: skip
-    """Scores to base 2, and the tanh of a soft-cap. With USE_TABLE, `distance` is the entry of a table."""
+def score_tile(qk, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Scores to base 2 without their bias, and the tanh of a soft-cap."""
     tanh = qk
     if HAS_SOFTCAP:
         tanh = 1.0 - 2.0 / (1.0 + tl.exp2(qk * (2.0 * LOG2E * scale / softcap)))
         scores = tanh * (softcap * LOG2E)
     else:
         scores = qk * (scale * LOG2E)
-    if BIAS >= LINEAR:
-        scores -= slope * curve(distance, curve_param, BIAS)
-    elif BIAS == TABLE:
-        if USE_TABLE:
-            scores += tl.load(table_ptr + distance)
-        else:
-            scores += far_bias
     return scores, tanh
 
 
