@@ -43,7 +43,8 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
                    stride_sinkposb,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-                   TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
+                   TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr,
+                   HAS_SINK_QUERIES: tl.constexpr):  # fmt: skip
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
