@@ -16,8 +16,10 @@ from phasor.ops.attention.flash_tiles import (
     add_key_bias,
     curve,
     curve_derivative,
+    key_part,
     key_segments,
     load_place,
+    load_positions,
     load_tile,
     masked_start,
     query_bias,
@@ -99,12 +101,19 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dtable_pt
     place, own_lse = block_id * BLOCK_M + shift, lse
     if ONE_SIDED:
         own_lse -= query_part(q_high, q_low, (offs_m + shift)[:, None], high, low, place, shift, slope, BIAS)
+    if BIAS == SUMS and ONE_SIDED:  # read one tile ahead
+        sums = load_positions(k_pos_ptr, unmasked[0], num_keys, 0, BLOCK_N, BIAS)
+        column = key_part(sums[0], sums[1], 0, high, low, place, slope, BIAS)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
-        if BIAS >= LINEAR:
+        if BIAS == SUMS and ONE_SIDED:
+            following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, 0, BLOCK_N, BIAS)
+            scores += column[None, :]
+            column = key_part(following[0], following[1], 0, high, low, place, slope, BIAS)
+        elif BIAS >= LINEAR:
             scores, distance = add_key_bias(
                 scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
                 high, low, place, min_distance, num_distances, BLOCK_N, BIAS, ONE_SIDED, False,

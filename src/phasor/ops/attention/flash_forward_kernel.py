@@ -19,6 +19,7 @@ from phasor.ops.attention.flash_tiles import (
     add_bias,
     add_key_bias,
     distances,
+    key_part,
     key_segments,
     load_place,
     load_positions,
@@ -87,12 +88,19 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
     if ONE_SIDED:  # in unmasked tiles, scores are without the part of the bias that all keys of a query share
         own = tl.sum(query_part(q_high, q_low, (offs_m + shift)[:, None], high, low, place, shift, slope, BIAS), 1)
         m_i -= own
+    if BIAS == SUMS and ONE_SIDED:  # read one tile ahead
+        sums = load_positions(k_pos_ptr, unmasked[0], num_keys, 0, BLOCK_N, BIAS)
+        column = key_part(sums[0], sums[1], 0, high, low, place, slope, BIAS)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
-        if BIAS >= LINEAR:
+        if BIAS == SUMS and ONE_SIDED:
+            following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, 0, BLOCK_N, BIAS)
+            scores += column[None, :]
+            column = key_part(following[0], following[1], 0, high, low, place, slope, BIAS)
+        elif BIAS >= LINEAR:
             scores, _ = add_key_bias(
                 scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
                 high, low, place, min_distance, num_distances, BLOCK_N, BIAS, ONE_SIDED, False,
@@ -115,7 +123,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, key_mask_p
         if BIAS != NO_BIAS:
             scores, _ = add_key_bias(
                 scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
-                high, low, place, min_distance, num_distances, BLOCK_N, BIAS, False, TWO_INTERVALS,
+                high, low, place, min_distance, num_distances, BLOCK_N, BIAS, False, TWO_INTERVALS or BIAS == TABLE,
             )  # fmt: skip
         if HAS_SINK_QUERIES:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
             if start < sinks_end:  # sink tokens have other queries and positions

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 from phasor.ops.attention import intervals
 from phasor.ops.launch import next_power_of_2
@@ -15,6 +16,7 @@ from phasor.ops.launch import next_power_of_2
 # Kinds of bias: none, a table by distance, slopes times a curve of the distance, or times a difference of sums.
 NO_BIAS, TABLE, LINEAR, LOG, POWER, SUMS = (tl.constexpr(kind) for kind in range(6))
 NON_CONTIGUOUS = tl.constexpr(intervals.NON_CONTIGUOUS)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # which knows no functions of a device
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -134,14 +136,8 @@ def add_key_bias(scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_
     offs_n = tl.arange(0, BLOCK_N)
     if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
         k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-        if ONE_SIDED and BIAS == SUMS:
-            distance = offs_n.to(tl.float32)[None, :]
-            scores += key_part(k_high, k_low, offs_n, high, low, place, slope, BIAS)[None, :]
-        else:
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
-            scores, distance = add_bias(
-                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
-            )  # fmt: skip
+        distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+        scores, distance = add_bias(scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS)
     else:
         first = offs_m + shift - start
         if ONE_SIDED:
@@ -244,13 +240,19 @@ def load_slope(slopes_ptr, curve_params_ptr, head, BIAS: tl.constexpr):
 
 
 @triton.jit
+def log2(x):
+    """The logarithm to base 2, off by 2^-22 at most: one instruction, where `tl.log2` is a polynomial."""
+    return tl.log2(x) if INTERPRETED else libdevice.fast_log2f(x)
+
+
+@triton.jit
 def curve(distance, curve_param, BIAS: tl.constexpr):
     """What the slope multiplies: the distance to either side, `log2(1 + curve_param d)` or `d^curve_param`."""
     far = tl.abs(distance)
     if BIAS == LOG:
-        far = tl.log2(1.0 + curve_param * far)
+        far = log2(1.0 + curve_param * far)
     if BIAS == POWER:
-        far = tl.where(far > 0.0, tl.exp2(curve_param * tl.log2(tl.maximum(far, 1.0))), 0.0)
+        far = tl.where(far > 0.0, tl.exp2(curve_param * log2(tl.maximum(far, 1.0))), 0.0)
     return far
 
 
@@ -261,7 +263,7 @@ def curve_derivative(distance, curve_param, BIAS: tl.constexpr):
     if BIAS == LOG:
         grad = far / (1.0 + curve_param * far)
     if BIAS == POWER:  # 0 at the distances 0 and 1
-        log = tl.log2(tl.maximum(far, 1.0))
+        log = log2(tl.maximum(far, 1.0))
         grad = tl.exp2(curve_param * log) * (log / LOG2E)
     return grad
 
