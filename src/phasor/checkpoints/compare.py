@@ -17,7 +17,6 @@ from phasor.checkpoints.folder import CONFIG, SOURCE_TOKENIZER, TOKENIZER, read_
 from phasor.checkpoints.hf import family_of
 from phasor.config import ModelConfig
 from phasor.config.schema import MOST_LENGTH
-from phasor.nn.positions import LearnedConfig, TemperatureConfig
 from phasor.transformer import Transformer
 
 TOLERANCE = 1e-4  # of the logits' standard deviation: float32 sums through a deep model leave less
@@ -126,12 +125,8 @@ def lengths_that_matter(config: ModelConfig) -> dict[str, int]:
         if layer.attention.window is not None:
             marks[f"the window of {layer.attention.window:,} tokens"] = layer.attention.window
         for part in layer.position.parts:
-            original = getattr(getattr(part, "extension", None), "original_length", None)
-            if isinstance(part, TemperatureConfig) and part.form == "floor":
-                original = part.floor_length
-            if original is not None:
-                marks[f"the original length of {original:,} tokens"] = original
-    if not isinstance(config.input_position, LearnedConfig):  # a table cannot be passed
+            marks |= {f"the original length of {mark:,} tokens": mark for mark in part.marked_lengths()}
+    if config.input_position.max_positions is None:  # a table cannot be passed
         trained = config.trained_length or config.max_length
         marks[f"the trained length of {trained:,} tokens"] = trained
     return dict(sorted(marks.items(), key=lambda mark: mark[1]))

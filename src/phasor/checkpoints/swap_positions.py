@@ -12,7 +12,6 @@ from torch import Tensor
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.config.schema import coerce
-from phasor.nn.positions import LearnedConfig, NoPositionConfig
 from phasor.quantization import has_quantized_weights
 from phasor.transformer import Stack, Transformer
 
@@ -93,10 +92,7 @@ def scheme_at(model: Transformer, side: Side, index: int) -> PositionConfig | No
 
 def copy_rows(new: Tensor, old: Tensor | None, scheme: PositionConfig, before: PositionConfig | None) -> int:
     """Copy the rows that a scheme's table shares with the old one, and say how many they are."""
-    same = type(scheme) is type(before) and getattr(scheme, "offset", 0) == getattr(before, "offset", 0)
-    if not same or old is None or old.shape[1:] != new.shape[1:]:
-        return 0
-    if not isinstance(scheme, LearnedConfig) and (old.shape != new.shape or scheme != before):
+    if before is None or not scheme.keeps_rows(before) or old is None or old.shape[1:] != new.shape[1:]:
         return 0
     rows = min(len(old), len(new))
     with torch.no_grad():
@@ -110,7 +106,7 @@ def replace_positions(
     """A configuration with another scheme, in every layer that has positions, or the same with another extension."""
     if position is not None:
         layers = [
-            layer if isinstance(layer.position, NoPositionConfig) else layer.replace(position=None)
+            layer.replace(position=None) if layer.position is None or layer.position.acts_on else layer
             for layer in config.layers
         ]
         swapped = config.replace(position=position, layers=tuple(layers))

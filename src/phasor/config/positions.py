@@ -5,13 +5,29 @@ The schemes themselves are folders of `phasor.nn.positions`, each with its `conf
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from phasor.config.cached import CachedTensor
 from phasor.config.schema import Choice
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class RotaryPair:
+    """One rotated pair of features: its rotation as trained, and with the extension."""
+
+    index: int
+    axis: int
+    frequency: float  # radians per token, before the extension
+    wavelength: float  # tokens per rotation, before the extension
+    rotations: float  # within the original length, before the extension
+    extended_frequency: float
+    extended_wavelength: float
+    slowed: float  # frequency / extended frequency; infinite for a pair that no longer rotates
+    effect: str
 
 
 class Extension(Choice, what="extension"):
@@ -26,6 +42,11 @@ class Extension(Choice, what="extension"):
     def trained_length(self, extended: int) -> int:
         """The length a model was trained at, from its maximum length with this extension."""
         return extended
+
+    @classmethod
+    def fields_for(cls, model: ModelConfig, factor: float, original: int) -> dict[str, Any]:
+        """The fields of the extension that makes a model read `factor` times the length it was trained at."""
+        return {}
 
     @classmethod
     def example(cls) -> Self:
@@ -94,6 +115,35 @@ class PositionConfig(Choice, what="position scheme"):
     def with_extension(self, extension: Extension | None) -> PositionConfig:
         """The same scheme with another extension, or with none."""
         raise ValueError(f"an extension needs rotary positions, and this model's are {self.kind!r}")
+
+    @property
+    def compares_extensions(self) -> bool:
+        """Whether comparisons of schemes measure it with every extension too, and the others against its window."""
+        return False
+
+    def fold_extension(self, model: ModelConfig) -> PositionConfig:
+        """The same positions without an extension, where other fields of the scheme can say them; else as it is."""
+        return self
+
+    def without_rotation(self) -> PositionConfig:
+        """The scheme less what rotates queries and keys."""
+        return self
+
+    def marked_lengths(self) -> tuple[int, ...]:
+        """The lengths of a text from which on tokens get other positions."""
+        return ()
+
+    def keeps_rows(self, before: PositionConfig) -> bool:
+        """Whether weights of another scheme, row by row, serve this one as well."""
+        return self == before
+
+    def attention_factor(self, length: int | None = None) -> float:
+        """What positioned queries and keys are multiplied by, in a text of some length."""
+        return 1.0
+
+    def rotary_pairs(self, model: ModelConfig, length: int) -> tuple[RotaryPair, ...]:
+        """The pairs of features that the scheme rotates in a model that reads `length` tokens."""
+        return ()
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ValueError for a model that the scheme is not defined for."""

@@ -8,26 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
+from phasor.config.positions import RotaryPair
 from phasor.config.schema import check_integer, quote, summary
 from phasor.config.text_files import read_text
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
-from phasor.nn.positions import RotaryConfig
-
-
-@dataclass(frozen=True)
-class RotaryPair:
-    """One rotated pair of features: its rotation as trained, and with the extension."""
-
-    index: int
-    axis: int
-    frequency: float  # radians per token, before the extension
-    wavelength: float  # tokens per rotation, before the extension
-    rotations: float  # within the original length, before the extension
-    extended_frequency: float
-    extended_wavelength: float
-    slowed: float  # frequency / extended frequency; infinite for a pair that no longer rotates
-    effect: str
 
 
 @dataclass(frozen=True)
@@ -154,7 +139,6 @@ def scheme_report(
 ) -> SchemeReport:
     """The report of one position scheme and the layers that use it."""
     tokens = config.max_length if length is None else length
-    rotary = next((part for part in position.parts if isinstance(part, RotaryConfig)), None)
     return SchemeReport(
         kind=position.kind,
         line=summary(type(position)),
@@ -167,44 +151,9 @@ def scheme_report(
         trained_length=trained_length(config, position),
         original_length=config.original_length(position),
         length=tokens,
-        attention_factor=1.0 if rotary is None else rotary.attention_factor(tokens),
-        pairs=() if rotary is None else rotary_pairs(rotary, config, tokens),
+        attention_factor=math.prod(part.attention_factor(tokens) for part in position.parts),
+        pairs=tuple(pair for part in position.parts for pair in part.rotary_pairs(config, tokens)),
     )
-
-
-def rotary_pairs(position: RotaryConfig, config: ModelConfig, length: int) -> tuple[RotaryPair, ...]:
-    """All pairs of features that a rotary scheme rotates."""
-    width = position.rotary_dim_of(config.rotated_width(position))
-    before = position.replace(extension=None).frequencies(width)
-    after = position.frequencies(width, length)
-    axes = position.pair_axes(width)
-    original = config.original_length(position)
-    pairs = []
-    for i, (f, g, axis) in enumerate(zip(before, after, axes, strict=True)):
-        slowed = math.inf if g == 0 else float(f / g)
-        pairs.append(
-            RotaryPair(
-                index=i,
-                axis=axis,
-                frequency=float(f),
-                wavelength=2 * math.pi / float(f),
-                rotations=original * float(f) / (2 * math.pi),
-                extended_frequency=float(g),
-                extended_wavelength=math.inf if g == 0 else 2 * math.pi / float(g),
-                slowed=slowed,
-                effect=effect(slowed),
-            )
-        )
-    return tuple(pairs)
-
-
-def effect(slowed: float) -> str:
-    """What the extension does to a pair, in words."""
-    if math.isinf(slowed):
-        return "stands still"
-    if abs(slowed - 1) < 1e-12:
-        return "kept"
-    return f"slowed {slowed:.4g} times" if slowed > 1 else f"sped up {1 / slowed:.4g} times"
 
 
 def format_layers(layers: tuple[int, ...]) -> str:

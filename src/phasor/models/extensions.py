@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.schema import check_integer, coerce, names, quote, unknown
-from phasor.nn.positions import (
-    CombinedConfig,
-    LearnedConfig,
-    LongRoPE,
-    NoPositionConfig,
-    NTKScaling,
-    RotaryConfig,
-    YaRN,
-)
-from phasor.nn.positions.rotary.scaling import RotaryScaling, ntk_base
 
 DROP, NONE = "drop", "none"
 
@@ -78,7 +67,7 @@ def extend_config(config: ModelConfig, method: str, length: int, **fields: Any) 
     original = coerce(fields.get("original_length", original_length(config)), int, "original_length")
     if length < original:
         raise ValueError(f"a length of {length:,} is below the {original:,} tokens the model was trained at")
-    fields = default_fields(config, method, length, original) | fields
+    fields = Extension.kinds[method].fields_for(config, length / max(original, 1), original) | fields
     return config.with_extension(make_extension(method, config, **fields))
 
 
@@ -108,8 +97,9 @@ def check_extendable(config: ModelConfig) -> None:
     if position.extendable:
         return
     what = f"this model's are {position.kind!r}"
-    if isinstance(position, LearnedConfig):
-        what += f", a table of {config.input_position.max_positions:,} positions"
+    most = config.input_position.max_positions
+    if most is not None:
+        what += f", a table of {most:,} positions"
     raise ValueError(f"an extension needs rotary positions, and {what}")
 
 
@@ -120,63 +110,28 @@ def drop_positions(config: ModelConfig) -> ModelConfig:
     >>> drop_positions(preset("llama-2", position="combined")).position.kind
     'alibi'
     """
-
-    def drop_rotary(position: PositionConfig) -> PositionConfig:
-        rest = tuple(part for part in position.parts if not isinstance(part, RotaryConfig))
-        if len(rest) == len(position.parts):
-            return position
-        return CombinedConfig(schemes=rest) if len(rest) > 1 else rest[0] if rest else NoPositionConfig()
-
     layers = tuple(
-        layer if layer.position is None else layer.replace(position=drop_rotary(layer.position))
+        layer if layer.position is None else layer.replace(position=layer.position.without_rotation())
         for layer in config.layers
     )
-    return config.replace(position=drop_rotary(config.position), layers=layers)
+    return config.replace(position=config.position.without_rotation(), layers=layers)
 
 
-def ntk_as_base(config: ModelConfig) -> ModelConfig:
-    """The same frequencies as plain rotary positions with a greater base, where the extension is `ntk`.
+def fold_extension(config: ModelConfig) -> ModelConfig:
+    """The same positions without an extension, where they can be said so: `ntk` is a greater base.
 
     >>> from phasor.models.presets import preset
-    >>> position = ntk_as_base(extend_config(preset("llama-2"), "ntk", 16384)).position
+    >>> position = fold_extension(extend_config(preset("llama-2"), "ntk", 16384)).position
     >>> round(position.base), position.extension
     (40890, None)
     """
     position = config.extendable_position()
-    if not isinstance(position, RotaryConfig) or not isinstance(position.extension, NTKScaling):
+    plain = position.fold_extension(config)
+    if plain == position:
         return config
-    factor, dim = Decimal(position.extension.factor), position.rotary_dim_of(config.rotated_width(position))
-    plain = position.replace(extension=None, base=float(ntk_base(position.base, factor, dim)))
     layers = tuple(layer.replace(position=plain) if layer.position == position else layer for layer in config.layers)
     return config.replace(
         position=plain if config.position == position else config.position,
         layers=layers,
         trained_length=trained_length(config),
     )
-
-
-def default_fields(config: ModelConfig, method: str, length: int, original: int) -> dict[str, Any]:
-    """The fields of an extension that follow from the length it is to reach."""
-    chosen: type[RotaryScaling] = Extension.kinds[method]
-    fields: dict[str, Any] = {}
-    if "factor" in names(chosen):
-        fields["factor"] = length / max(original, 1) if chosen.has_end else 1.0
-    if chosen is LongRoPE:
-        fields |= ramp_factors(config, length / max(original, 1), original)
-    return fields
-
-
-def ramp_factors(config: ModelConfig, factor: float, original: int) -> dict[str, Any]:
-    """The divisors of LongRoPE where none are given: 1 up to the original length, and those of YaRN's ramp beyond it.
-
-    >>> from phasor.models.presets import preset
-    >>> ramp_factors(preset("llama-2"), 4.0, 4096)["long_factor"][::63]
-    (1.0, 4.0)
-    """
-    position = config.extendable_position()
-    assert isinstance(position, RotaryConfig)
-    dim = position.replace(extension=None).rotary_dim_of(config.rotated_width(position))
-    plain = position.replace(extension=None).frequencies(dim)
-    scaled = YaRN(factor=factor, original_length=original).frequencies(position.base, dim)
-    long = tuple(float(f / g) for f, g in zip(plain, scaled, strict=True))
-    return {"short_factor": (1.0,) * len(long), "long_factor": long}

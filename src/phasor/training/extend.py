@@ -21,7 +21,14 @@ from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig
 from phasor.config.schedules import ConstantSchedule
 from phasor.config.schema import check_integer, unknown
 from phasor.config.text_files import path_of
-from phasor.models.extensions import DROP, check_extendable, extend_config, ntk_as_base, original_length, trained_length
+from phasor.models.extensions import (
+    DROP,
+    check_extendable,
+    extend_config,
+    fold_extension,
+    original_length,
+    trained_length,
+)
 from phasor.training.loop import train as train_recipe
 from phasor.training.progress import TrainingProgress
 from phasor.training.result import Status
@@ -166,7 +173,7 @@ def target_config(config: ModelConfig, method: str, to: int, fields: dict[str, A
 
 def exportable(config: ModelConfig, format: str) -> ModelConfig:
     """The same computation as a format can say it: transformers has no NTK-aware scaling, and any base."""
-    return ntk_as_base(config) if format == "hf" else config
+    return fold_extension(config) if format == "hf" else config
 
 
 def fine_tuning(source: ModelConfig, config: ModelConfig, positions: str, to: int) -> Recipe:

@@ -17,8 +17,9 @@ from decimal import Decimal
 from typing import Any
 
 from phasor.config import Extension, ModelConfig
+from phasor.config.positions import RotaryPair
 from phasor.config.schema import Choice, Config, fields, summary, unknown
-from phasor.inspect.explain import RotaryPair, SchemeReport, differences, format_layers, scheme_report, to_plain
+from phasor.inspect.explain import SchemeReport, differences, format_layers, scheme_report, to_plain
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
 from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model

@@ -91,6 +91,12 @@ class CombinedConfig(PositionConfig, kind="combined"):
         schemes = tuple(scheme.with_extension(extension) if scheme.extendable else scheme for scheme in self.schemes)
         return self.replace(schemes=schemes)
 
+    def without_rotation(self) -> PositionConfig:
+        rest = tuple(scheme for scheme in (part.without_rotation() for part in self.schemes) if scheme.acts_on)
+        if len(rest) > 1:
+            return self.replace(schemes=rest)
+        return rest[0] if rest else self.schemes[0].without_rotation()
+
     def check_model(self, model: ModelConfig) -> None:
         for scheme in self.schemes:
             scheme.check_model(model)

@@ -33,6 +33,9 @@ class LearnedConfig(PositionConfig, kind="learned"):
     def max_positions(self) -> int | None:
         return self.max_length
 
+    def keeps_rows(self, before: PositionConfig) -> bool:
+        return isinstance(before, LearnedConfig) and self.offset == before.offset
+
     def resolve(self, model: ModelConfig) -> LearnedConfig:
         return self if self.max_length is not None else self.replace(max_length=model.max_length)
 

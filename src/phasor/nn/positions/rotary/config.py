@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, Self
 
-from phasor.config.positions import Extension, PositionConfig
+from phasor.config.positions import Extension, PositionConfig, RotaryPair
 from phasor.config.schema import greater_than_one, quote
 from phasor.nn.positions.frequencies import geometric_frequencies
 from phasor.nn.positions.rotary.scaling import RotaryScaling
@@ -54,6 +55,45 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         return self.replace(extension=extension)
 
     @property
+    def compares_extensions(self) -> bool:
+        return type(self) is RotaryConfig
+
+    def fold_extension(self, model: ModelConfig) -> Self:
+        dim = self.rotary_dim_of(model.rotated_width(self))
+        base = None if self.extension is None else self.extension.as_base(self.base, dim)
+        return self if base is None else self.replace(extension=None, base=base)
+
+    def without_rotation(self) -> PositionConfig:
+        return PositionConfig.from_dict({"kind": "none"})
+
+    def marked_lengths(self) -> tuple[int, ...]:
+        original = getattr(self.extension, "original_length", None)
+        return () if original is None else (original,)
+
+    def rotary_pairs(self, model: ModelConfig, length: int) -> tuple[RotaryPair, ...]:
+        width = self.rotary_dim_of(model.rotated_width(self))
+        before = self.replace(extension=None).frequencies(width)
+        after = self.frequencies(width, length)
+        original = model.original_length(self)
+        pairs = []
+        for i, (f, g, axis) in enumerate(zip(before, after, self.pair_axes(width), strict=True)):
+            slowed = math.inf if g == 0 else float(f / g)
+            pairs.append(
+                RotaryPair(
+                    index=i,
+                    axis=axis,
+                    frequency=float(f),
+                    wavelength=2 * math.pi / float(f),
+                    rotations=original * float(f) / (2 * math.pi),
+                    extended_frequency=float(g),
+                    extended_wavelength=math.inf if g == 0 else 2 * math.pi / float(g),
+                    slowed=slowed,
+                    effect=effect(slowed),
+                )
+            )
+        return tuple(pairs)
+
+    @property
     def takes_latent_keys(self) -> bool:
         return not self.rotate_values
 
@@ -97,7 +137,6 @@ class RotaryConfig(PositionConfig, kind="rotary"):
         return self.extension.frequencies(self.base, rotary_dim, length)
 
     def attention_factor(self, length: int | None = None) -> float:
-        """What rotated queries and keys are multiplied by."""
         return 1.0 if self.extension is None else self.extension.attention_factor(length)
 
     @property
@@ -148,6 +187,19 @@ class PiecewiseRotaryConfig(RotaryConfig):
                     f"{self.kind!r} positions and {what} both replace the queries for some keys: "
                     "leave out one of the two"
                 )
+
+
+def effect(slowed: float) -> str:
+    """What the extension does to a pair, in words.
+
+    >>> effect(1.0), effect(4.0)
+    ('kept', 'slowed 4 times')
+    """
+    if math.isinf(slowed):
+        return "stands still"
+    if abs(slowed - 1) < 1e-12:
+        return "kept"
+    return f"slowed {slowed:.4g} times" if slowed > 1 else f"sped up {1 / slowed:.4g} times"
 
 
 def check_rotary_dim(rotary_dim: int, where: str) -> None:

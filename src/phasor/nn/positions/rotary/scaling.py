@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from phasor.config.positions import Extension
-from phasor.config.schema import at_least_one, check_integer, not_negative, positive
+from phasor.config.schema import at_least_one, check_integer, names, not_negative, positive
 from phasor.nn.positions.frequencies import PI, geometric_frequencies, high_precision
+
+if TYPE_CHECKING:
+    from phasor.config.model import ModelConfig
 
 
 class RotaryScaling(Extension):
@@ -34,8 +37,21 @@ class RotaryScaling(Extension):
         """What `rotate` multiplies queries and keys by."""
         return 1.0
 
+    def as_base(self, base: float, dim: int) -> float | None:
+        """The base whose plain frequencies are those of this scaling, where there is one."""
+        return None
+
     def check_dim(self, dim: int) -> None:
         """Raise ValueError for a rotary dimension that this scaling is not defined for."""
+
+    @classmethod
+    def fields_for(cls, model: ModelConfig, factor: float, original: int) -> dict[str, Any]:
+        """
+        >>> from phasor import preset
+        >>> YaRN.fields_for(preset("llama-2"), 4.0, 4096), DynamicNTKScaling.fields_for(preset("llama-2"), 4.0, 4096)
+        ({'factor': 4.0}, {'factor': 1.0})
+        """
+        return {"factor": factor if cls.has_end else 1.0} if "factor" in names(cls) else {}
 
     def extended_length(self, trained: int) -> int:
         """`factor` times the original length; one that depends on the length starts there and has no end.
@@ -87,6 +103,9 @@ class NTKScaling(RotaryScaling, kind="ntk"):
     @high_precision
     def frequencies(self, base: float, dim: int, length: int | None = None) -> list[Decimal]:
         return geometric_frequencies(ntk_base(base, Decimal(self.factor), dim), dim)
+
+    def as_base(self, base: float, dim: int) -> float:
+        return float(ntk_base(base, Decimal(self.factor), dim))
 
     @classmethod
     def example(cls) -> Self:
@@ -284,6 +303,24 @@ class LongRoPE(RotaryScaling, kind="longrope"):
         if self.factor <= 1:
             return 1.0
         return float((1 + Decimal(self.factor).ln() / Decimal(self.original_length).ln()).sqrt())
+
+    @classmethod
+    def fields_for(cls, model: ModelConfig, factor: float, original: int) -> dict[str, Any]:
+        """The divisors of each pair: 1 up to the original length, and those of YaRN's ramp beyond it.
+
+        >>> from phasor import preset
+        >>> LongRoPE.fields_for(preset("llama-2"), 4.0, 4096)["long_factor"][::63]
+        (1.0, 4.0)
+        """
+        position: Any = next(part for part in model.extendable_position().parts if part.extendable)
+        dim = position.replace(extension=None).rotary_dim_of(model.rotated_width(position))
+        plain = geometric_frequencies(position.base, dim)
+        scaled = YaRN(factor=factor, original_length=original).frequencies(position.base, dim)
+        long = tuple(float(f / g) for f, g in zip(plain, scaled, strict=True))
+        return super().fields_for(model, factor, original) | {
+            "short_factor": (1.0,) * len(long),
+            "long_factor": long,
+        }
 
     @classmethod
     def example(cls) -> Self:

@@ -49,6 +49,9 @@ class TemperatureConfig(PositionConfig, kind="temperature"):
         """The scale that was given, or the one of the form."""
         return self.scale if self.scale is not None else DEFAULT_SCALES[self.form]
 
+    def marked_lengths(self) -> tuple[int, ...]:
+        return (self.floor_length,) if self.form == "floor" else ()
+
     def check_model(self, model: ModelConfig) -> None:
         attentions = [model.layer(index).attention for index in range(max(1, len(model.layers)))]
         if capped := [type(attention).__name__ for attention in attentions if attention.cap_sinks]:
