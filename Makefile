@@ -15,8 +15,9 @@ CONSTRAINTS ?= constraints.txt
 demo: .venv/ready
 	$(BIN)/phasor train
 
+# A file's tests run in one process, so that what they share (trained models, servers, compiled code) is made once.
 test: .venv/ready lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 test-full: .venv/ready lint browser
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto

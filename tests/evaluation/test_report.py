@@ -129,8 +129,8 @@ def test_reports_that_are_written_at_once_are_each_whole(tmp_path):
         "for _ in range(40):\n"
         "    write_report(Path(sys.argv[1]), {name: sys.argv[2] * 9999 for name in ('a.json', 'b.html')})\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "report"), which]) for which in "1234"]
-    assert [process.wait() for process in running] == [0] * 4
+    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "report"), which]) for which in "12"]
+    assert [process.wait() for process in running] == [0] * 2
     assert (tmp_path / "report" / "a.json").read_text() == (tmp_path / "report" / "b.html").read_text()
     assert [report.wrong for report in phasor.verify(tmp_path / "report")] == [[]]
 

@@ -66,6 +66,7 @@ def test_a_missing_field_means_what_it_means_to_transformers(name):
     assert compared > 30
 
 
+@pytest.mark.sample(120)
 @every
 @pytest.mark.parametrize("value", ["x", -1, 0, 1.5, True, [], [None], {}, {"x": 1}, float("nan")], ids=repr)
 def test_nonsense_is_read_or_refused_in_a_sentence(name, value):
