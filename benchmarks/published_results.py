@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from phasor.evaluation.compare.schemes import ROTARY, ComparedScheme
+from phasor.evaluation.compare.schemes import ComparedScheme
 from phasor.evaluation.variants import SINKS, WINDOW
 
 
@@ -60,11 +60,11 @@ PUBLISHED = {
         setting="Llama 7B trained at 2k, extended 16 times and tuned; perplexity",
         labels={"PI": "tuned linear", "NTK": "tuned ntk", "by parts": "tuned by parts", "YaRN": "tuned yarn"},
         schemes=(
-            ComparedScheme(ROTARY, ROTARY),
-            ComparedScheme("tuned linear", ROTARY, method="linear"),
-            ComparedScheme("tuned ntk", ROTARY, method="ntk"),
-            ComparedScheme("tuned by parts", ROTARY, method="yarn", fields=(("attention", 1.0),)),
-            ComparedScheme("tuned yarn", ROTARY, method="yarn"),
+            ComparedScheme("rotary", "rotary"),
+            ComparedScheme("tuned linear", "rotary", method="linear"),
+            ComparedScheme("tuned ntk", "rotary", method="ntk"),
+            ComparedScheme("tuned by parts", "rotary", method="yarn", fields=(("attention", 1.0),)),
+            ComparedScheme("tuned yarn", "rotary", method="yarn"),
         ),
         times=(1, 4, 8, 16),
         columns=("2k", "8k", "16k", "32k"),
@@ -102,8 +102,8 @@ PUBLISHED = {
     "streaming": Published(
         source="StreamingLLM (Xiao et al. 2023, arXiv:2309.17453)",
         setting="Llama-2-13B; perplexity far beyond the window",
-        labels={"window alone": f"{ROTARY} ({WINDOW})", "four sinks": f"{ROTARY} ({SINKS})"},
-        schemes=plain(ROTARY),
+        labels={"window alone": f"rotary ({WINDOW})", "four sinks": f"rotary ({SINKS})"},
+        schemes=plain("rotary"),
         times=(16,),
         columns=("perplexity",),
         table={"window alone": (5158.0,), "four sinks": (5.40,)},

@@ -36,7 +36,6 @@ from phasor.evaluation.compare.comparison import (
 )
 from phasor.evaluation.compare.report import exact_rows
 from phasor.evaluation.compare.results import order_pairs
-from phasor.evaluation.compare.schemes import ROTARY
 from phasor.evaluation.compare.settings import check_compare_settings
 from phasor.evaluation.lengths_report import describe_orders
 from phasor.evaluation.report import Page, check_out, write_report
@@ -130,7 +129,8 @@ def reproduce_tasks(
 
 def text_pairs(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The pairs of ours, each with the multiple of the trained length it is at."""
-    own = [pair | {end: f"{ROTARY} ({pair[end]})" for end in ("first", "second")} for pair in result["rotary_orders"]]
+    name = result["extended"]
+    own = [pair | {end: f"{name} ({pair[end]})" for end in ("first", "second")} for pair in result["extension_orders"]]
     pairs = [*result["orders"], *own]
     return [pair | {"times": pair["length"] // result["trained_length"]} for pair in pairs]
 

@@ -12,6 +12,7 @@ import pytest
 import phasor
 from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.schema import Config
+from phasor.inspect.kinds import CHOICES
 
 SOURCE = Path(phasor.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -261,6 +262,56 @@ except SystemExit as end:
 )
 def test_imports_are_light(code, allowed):
     assert loaded_by(code) <= allowed
+
+
+# Where schemes have their names: they are defined, chosen, compared with others, or the only subject.
+NAMES_SCHEMES = (
+    *("nn/positions/", "models/families/", "models/presets.py", "recipes/", "__init__.py"),
+    *("models/rope.py", "models/layer_types.py", "models/family.py", "checkpoints/hf.py"),  # what families share
+    *("evaluation/compare/settings.py", "cli/compare.py", "bench/", "inspect/kinds.py"),
+    *("checkpoints/exact_rotary.py", "lab/rotary_model.py", "lab/views/"),
+    *("lab/angle_errors.py", "lab/float_angles.py", "lab/two_words.py"),
+)
+SCHEMES = {kind: cls.__name__ for kind, cls in PositionConfig.kinds.items() if kind != "combined"}  # one, not several
+OTHER_KINDS = {kind for base in CHOICES.values() if base is not PositionConfig for kind in base.kinds}
+KINDS = SCHEMES.keys() - OTHER_KINDS
+LITERALS = KINDS - {"learned", "temperature"}  # words for other things too
+
+
+def named_schemes(text):
+    """The schemes that a file imports, has as literals, or compares a kind with."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in LITERALS:
+            found.add(node.value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("phasor.nn.positions"):
+            found |= SCHEMES.keys() & set(node.module.split("."))
+            found |= set(SCHEMES.values()) & {alias.name for alias in node.names}
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(getattr(side, "attr", getattr(side, "id", "")) == "kind" for side in sides):
+                values = {value.value for side in sides for value in ast.walk(side) if isinstance(value, ast.Constant)}
+                found |= KINDS & values
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('scale = 1.0 if scheme.kind == "learned" else 2.0', {"learned"}),
+        ("from phasor.nn.positions import LearnedConfig", {"LearnedConfig"}),
+        ("from phasor.nn.positions.sinusoidal.module import Sinusoidal", {"sinusoidal"}),
+        ('shown["rotary"] = []', {"rotary"}),
+        ('parts["learned"], options["temperature"] = True, 1.0', set()),
+    ],
+)
+def test_names_of_schemes_are_found(text, names):
+    assert named_schemes(text) == names
+
+
+def test_nothing_outside_its_folder_names_a_scheme():
+    others = [path for path in FILES if not path.relative_to(SOURCE).as_posix().startswith(NAMES_SCHEMES)]
+    assert {str(path): found for path in others if (found := named_schemes(path.read_text()))} == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -348,5 +348,5 @@ def test_a_comparison_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_pa
     assert (out / "measured" / "alibi-0.json").exists()
     went_on = compare(out, progress=Silent(), **options)
     whole = compare(tmp_path / "whole", progress=Silent(), **options)
-    for name in ("rows", "orders", "rotary_orders", "positions", "fingerprint"):
+    for name in ("rows", "orders", "extension_orders", "positions", "fingerprint"):
         assert went_on[name] == whole[name]

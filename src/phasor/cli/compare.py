@@ -122,9 +122,9 @@ def print_losses(result: dict[str, Any]) -> None:
     if result["seeds"] > 1:
         print_table("lowest and highest mean of a seed", heads, loss_rows(result, "seeds"))
     show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
-    if result["rotary_orders"]:
-        rotary = order_lines(result | {"orders": result["rotary_orders"]})
-        show_text("rotary with each extension", [line.en for line in rotary])
+    if result["extension_orders"]:
+        lines = order_lines(result | {"orders": result["extension_orders"]})
+        show_text(f"{result['extended']} with each extension", [line.en for line in lines])
     show_text("measured", [text.en for text in (describe_protocol(result), *describe_factor(result))])
 
 

@@ -21,8 +21,6 @@ from phasor.lab.seeding import use_seed
 from phasor.nn.layer_step import LayerStep, cumsum_tokens
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
-from phasor.nn.positions.rotary.module import Rotary, table_of
-from phasor.nn.positions.sinusoidal.module import Sinusoidal
 from phasor.nn.sequence import KeyInfo, SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod
 from phasor.ops.rope import rotate_pairs
@@ -68,8 +66,9 @@ class EncodingScheme:
             vector = plain_vector(module, self.dim).expand(1, len(positions), self.heads, -1)
             prepared = self.for_layer(module.prepare(seq, vector), positions, text)
             return finite((module.on_key if key else module.on_query)(vector, prepared)[0, :, 0])
-        if isinstance(module, Sinusoidal):
-            return module.table(positions, torch.float64)
+        code = module.code(positions, torch.float64)
+        if code is not None:
+            return code
         nothing = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
         return finite(module.on_input(nothing, seq)[0])
 
@@ -226,16 +225,6 @@ def nearest_pair(rows: Tensor) -> dict[str, Any] | None:
     return {"a": a, "b": b, "distance": least, "relative": least / norm if norm else 0.0}
 
 
-def pair_increments(scheme: EncodingScheme) -> tuple[int, ...]:
-    """The 64-bit increments of the pairs of a sinusoidal or rotary scheme of one axis; none of other schemes."""
-    module = scheme.module
-    if isinstance(module, Sinusoidal):
-        return module.increments[: module.width // 2]
-    if isinstance(module, Rotary) and module.axes == 1 and not module.config.depends_on_length:
-        return table_of(module.config, module.rotary_dim, None).increments
-    return ()
-
-
 def rotation_error(scheme: EncodingScheme, start: int, shift: int) -> float:
     """How far the code of `start`, rotated by the angles of `shift`, is from the code of `start + shift`.
 
@@ -244,17 +233,7 @@ def rotation_error(scheme: EncodingScheme, start: int, shift: int) -> float:
     True
     """
     module = scheme.module
-    before, after = scheme.codes(torch.tensor([start, start + shift]), start + shift + 1)
-    pairing = module.config.pairing if isinstance(module, Rotary) else "half"
-    if isinstance(module, Sinusoidal):  # a pair of the rotation is (cosine, sine) in every layout of the code
-        before, after = (torch.cat(cosines_sines(row, module)) for row in (before, after))
-    angles = cos_sin_of(torch.tensor([shift]), torch.tensor(pair_increments(scheme)), torch.float64)
-    return float((rotate_pairs(before, *angles, pairing) - after).abs().max())
-
-
-def cosines_sines(row: Tensor, module: Sinusoidal) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of a sinusoidal code, pair by pair."""
-    pairs, sines = len(row) // 2, len(module.increments)
-    if module.config.layout == "interleaved":
-        return row[1 : 2 * pairs : 2], row[0 : 2 * pairs : 2]
-    return row[sines : sines + pairs], row[:pairs]
+    codes = scheme.codes(torch.tensor([start, start + shift]), start + shift + 1)
+    before, after = torch.cat(module.code_pairs(codes), dim=-1)
+    angles = cos_sin_of(torch.tensor([shift]), torch.tensor(module.pair_increments()), torch.float64)
+    return float((rotate_pairs(before, *angles, "half") - after).abs().max())

@@ -16,9 +16,6 @@ from torch import Tensor
 from phasor.config import PositionConfig
 from phasor.lab.codes import EncodingScheme, build_scheme, nearest_pair
 from phasor.lab.schemes import plain_model
-from phasor.lab.seeding import use_seed
-from phasor.nn.positions import SinusoidalConfig
-from phasor.nn.positions.sinusoidal.module import Sinusoidal
 
 SAME = 1e-9  # relative differences below this are rounding
 FAR = 1024  # the sentence that a scheme has to go on to is this many times longer
@@ -96,28 +93,25 @@ def distances(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def combination(base: float, dim: int, width: int, length: int, token_std: float) -> dict[str, Any]:
-    """Positions added to random token vectors beside positions concatenated to them and projected, both sinusoidal.
+def combination(add: PositionConfig, concat: PositionConfig, dim: int, length: int, token_std: float) -> dict[str, Any]:
+    """Positions added to random token vectors beside positions concatenated to them and projected.
 
     What can be read back is the share of positions, and of tokens, that are nearest to what they were made from.
 
-    >>> found = combination(10000.0, 64, 16, 32, 1.0)
+    >>> from phasor.nn.positions import SinusoidalConfig
+    >>> found = combination(SinusoidalConfig(), SinusoidalConfig(combine="concat", width=16), 64, 32, 1.0)
     >>> found["concat"]["parameters"], found["sum"]["parameters"]
     (5120, 0)
     """
-    add = build_scheme(SinusoidalConfig(base=base, layout="halves"), dim)
-    codes = add.codes(torch.arange(length), length)
+    codes = build_scheme(add, dim).codes(torch.arange(length), length)
     draws = torch.Generator().manual_seed(0)
     vectors = torch.randn(VOCABULARY, dim, dtype=torch.float64, generator=draws) * token_std
     tokens = torch.randint(0, VOCABULARY, (length,), generator=draws)
     x = vectors[tokens]
     both = x + codes
-    concat = SinusoidalConfig(base=base, layout="halves", combine="concat", width=width)
-    with use_seed(0):
-        module = Sinusoidal(concat, dim=dim)
-    assert module.project is not None
-    weight = module.project.weight.double()
-    small = module.table(torch.arange(length), torch.float64)
+    joining = build_scheme(concat, dim)
+    (weight,) = (weight.double() for weight in joining.module.parameters())
+    small = joining.codes(torch.arange(length), length)
     joined = torch.cat((x, small), dim=-1) @ weight.T
     split = x @ weight[:, :dim].T, small @ weight[:, dim:].T
     feature_std = codes.std(dim=0, correction=0)
@@ -135,8 +129,8 @@ def combination(base: float, dim: int, width: int, length: int, token_std: float
             "tokens_read": share(nearest(both, vectors), tokens),
         },
         "concat": {
-            "parameters": module.project.weight.numel(),
-            "width": dim + width,
+            "parameters": weight.numel(),
+            "width": weight.shape[1],
             "positions_read": share(nearest(joined, small @ weight[:, dim:].T), torch.arange(length)),
             "tokens_read": share(nearest(joined, vectors @ weight[:, :dim].T), tokens),
             "sum_error": float((joined - sum(split)).abs().max()),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import tomllib
-from pathlib import Path
 from typing import Any
 
 from phasor.config import ModelConfig, PositionConfig
-from phasor.config.schema import names, summary
+from phasor.config.schema import names
+from phasor.nn.positions.texts import read_texts
 
 TABLE_LENGTH = 1024  # positions of a scheme that takes their number from the model
 PLACES = ("input", "queries", "keys", "values", "scores")
@@ -38,21 +36,6 @@ def describe_scheme(cls: type[PositionConfig]) -> dict[str, Any]:
         "fields": names(cls),
         "texts": read_texts(cls),
     }
-
-
-def read_texts(cls: type[PositionConfig]) -> dict[str, dict[str, str]]:
-    """The `texts.toml` beside a configuration; without one, the kind and the first line of the docstring.
-
-    What is missing in Chinese is as in English.
-
-    >>> from phasor.nn.positions import ALiBiConfig
-    >>> read_texts(ALiBiConfig)["zh"]["name"]
-    'ALiBi'
-    """
-    file = Path(inspect.getfile(cls)).with_name("texts.toml")
-    given = tomllib.loads(file.read_text("utf-8")) if file.exists() else {}
-    english = {"name": cls.kind, "headline": cls.kind, "about": summary(cls)} | given.get("en", {})
-    return {"en": english, "zh": english | given.get("zh", {})}
 
 
 def place_order(acts_on: list[str]) -> list[int]:

@@ -23,7 +23,7 @@ from phasor.training.progress import TrainingProgress
 
 Evaluating = Callable[[str], Progress]  # a progress bar by what is evaluated
 TEXT_FILE, TASK_FILE, PAGE = "lengths.json", "tasks.json", "compare.html"
-CHARTS = ("ranking", "compare", "difference", "rotary")
+CHARTS = ("ranking", "compare", "difference", "extensions")
 
 
 class StoppedError(Exception):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from phasor.data.tasks import TASKS
-from phasor.evaluation.compare.schemes import ROTARY
 from phasor.evaluation.lengths_report import (
     BARS,
     LOSS,
@@ -92,11 +91,11 @@ def scheme_result(result: Result, names: list[str]) -> Result:
 
 
 def text_charts(result: Result) -> dict[str, tuple[bytes, str]]:
-    """The schemes beside a window of the trained length; and rotary with its extensions, where it was compared."""
+    """The schemes beside a window of the trained length; and that which has extensions with each of them."""
     shown = {"compare": [*result["schemes"], result["baseline"]], "difference": result["schemes"]}
-    variants = [name for name in result["names"] if name.partition(" (")[0] == ROTARY]
+    variants = [name for name in result["names"] if name.partition(" (")[0] == result["extended"]]
     if variants:
-        shown["rotary"] = [name for name in variants if name != result["baseline"]]
+        shown["extensions"] = [name for name in variants if name != result["baseline"]]
     figures = {
         name: draw_losses(scheme_result(result, names), "loss" if name == "compare" else "difference")
         for name, names in shown.items()
@@ -191,15 +190,16 @@ def text_page(result: Result, figures: dict[str, str], first: Sections) -> Page:
     )
     made.table(heads, loss_rows(result, "difference"), Text("Below 0: better than the window", "低于 0：优于窗口"))
     made.heading(ORDERS).bullets(order_lines(result)).paragraph(describe_orders(result))
-    if "rotary" in figures:
-        made.heading(Text("Rotary with every extension", "旋转位置与各种扩展")).figure(
-            figures["rotary"],
+    if "extensions" in figures:
+        name = result["extended"]
+        made.heading(Text(f"{name} with every extension", f"{name} 与各种扩展")).figure(
+            figures["extensions"],
             Text(
-                "Rotary as trained, with each extension untuned, and with sinks, beside a window",
-                "训练好的旋转位置，未微调的各种扩展，以及 sinks，与窗口相比",
+                f"{name} as trained, with each extension untuned, and with sinks, beside a window",
+                f"训练好的 {name}，未微调的各种扩展，以及 sinks，与窗口相比",
             ),
         )
-        made.bullets(order_lines(result | {"orders": result["rotary_orders"]}))
+        made.bullets(order_lines(result | {"orders": result["extension_orders"]}))
     return add_models(made, result)
 
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from phasor.config import PositionConfig
 from phasor.data.tasks import TASKS
-from phasor.evaluation.compare.schemes import JOIN, ROTARY, ComparedScheme
+from phasor.evaluation.compare.schemes import JOIN, ComparedScheme
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.intervals import binomial_interval, paired_interval
 from phasor.evaluation.lengths import finite
 from phasor.evaluation.report import Text, chinese
 from phasor.evaluation.variants import NONE, WINDOW, variant_names
+from phasor.nn.positions.texts import read_texts
 
 Parts = Mapping[tuple[str, int], Mapping[str, Any]]  # what was measured, by scheme and seed
 Values = dict[tuple[str, int], NDArray[np.float64]]  # `[seeds, units]`, by label and length
@@ -71,7 +72,8 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
     values, factors, descriptions = gather_losses(settings, parts)
     labels = list(descriptions)
     plain = [scheme.name for scheme in settings.schemes]
-    baseline = f"{ROTARY} ({WINDOW})" if ROTARY in plain else f"{plain[0]} ({WINDOW})"
+    extended = next((scheme.name for scheme in settings.schemes if scheme.has_extensions), None)
+    baseline = f"{extended or plain[0]} ({WINDOW})"
     rows = []
     for label in labels:
         for length in settings.lengths:
@@ -92,7 +94,7 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
                     "losses": each.mean(0).tolist(),
                 }
             )
-    own = {short_name(label): label for label in labels if label.partition(" (")[0] == ROTARY}
+    own = {short_name(label): label for label in labels if label.partition(" (")[0] == extended}
     variants = {(short, length): values[label, length] for short, label in own.items() for length in settings.lengths}
     said = text_notes(settings)
     copied = ("protocol", "lengths", "targets_per_row", "stride", "bos", "documents", "row_count", "targets")
@@ -114,7 +116,10 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
         "orders": [
             pair for length in settings.lengths for pair in order_pairs(values, [*plain, baseline], length, weights)
         ],
-        "rotary_orders": [pair for length in settings.lengths for pair in order_pairs(variants, own, length, weights)],
+        "extended": extended,
+        "extension_orders": [
+            pair for length in settings.lengths for pair in order_pairs(variants, own, length, weights)
+        ],
         "positions": combine_positions(settings, parts),
         "notes": [*(note.replace("--limit", "--rows") for note in first["notes"]), *(note.en for note in said)],
         "notes_zh": [*(note.replace("--limit", "--rows") for note in first["notes_zh"]), *(note.zh for note in said)],
@@ -122,7 +127,7 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
 
 
 def short_name(label: str) -> str:
-    """What a model of the rotary scheme is called among its like.
+    """What a model of the scheme with extensions is called among its like.
 
     >>> short_name("rotary (yarn)"), short_name("rotary")
     ('yarn', 'none')
@@ -161,8 +166,9 @@ def describe_label(scheme: ComparedScheme, extension: str) -> Text:
     if scheme.label(extension) != scheme.name:
         return Text(f"{scheme.name}, {english}", f"{scheme.name}，{chinese.MODELS.get(extension, english)}")
     kinds = scheme.kind.split(JOIN)
-    lines = {kind: (PositionConfig.kinds[kind].__doc__ or "").strip().partition("\n")[0].rstrip(".") for kind in kinds}
-    what = Text("; ".join(lines.values()), "；".join(chinese.SCHEMES.get(kind, lines[kind]) for kind in kinds))
+    texts = [read_texts(PositionConfig.kinds[kind]) for kind in kinds]
+    lines = {language: [text[language]["summary"].rstrip(".") for text in texts] for language in ("en", "zh")}
+    what = Text("; ".join(lines["en"]), "；".join(lines["zh"]))
     if scheme.method is None:
         return what
     fields = "".join(f", {name} {value:g}" for name, value in scheme.fields)
@@ -187,15 +193,17 @@ def combine_positions(settings: CompareSettings, parts: Parts) -> dict[str, Any]
 def text_notes(settings: CompareSettings) -> list[Text]:
     """What a reader must know of the schemes and seeds."""
     said = []
-    if any(scheme.kind == "learned" for scheme in settings.schemes):
-        rows, reached = settings.lengths[-1], settings.length
-        said.append(
-            Text(
-                f"the table of 'learned' has {rows:,} rows, of which training reached {reached:,}: the others are as "
-                "they were drawn",
-                f"'learned' 的表有 {rows:,} 行，训练只到达其中 {reached:,} 行：其余仍是初始值",
-            )
+    reached = settings.length
+    tables = {scheme.name: scheme.table_rows(reached, settings.lengths[-1]) for scheme in settings.schemes}
+    said += [
+        Text(
+            f"the table of {name!r} has {rows:,} rows, of which training reached {reached:,}: the others are as "
+            "they were drawn",
+            f"{name!r} 的表有 {rows:,} 行，训练只到达其中 {reached:,} 行：其余仍是初始值",
         )
+        for name, rows in tables.items()
+        if rows is not None
+    ]
     if settings.seeds == 1:
         said.append(
             Text(

@@ -12,7 +12,6 @@ from phasor.data.tasks import COUPLED, RANDOMIZED
 from phasor.evaluation.variants import NONE, OWN, SINKS
 
 ALL, JOIN = "all", "+"
-ROTARY = "rotary"
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,27 @@ class ComparedScheme:
         >>> [part["kind"] for part in ComparedScheme("rotary+alibi", "rotary+alibi").position(64, 1024)["schemes"]]
         ['rotary', 'alibi']
         """
-        parts = [PositionConfig.kinds[kind].for_lengths(trained, largest).to_dict() for kind in self.kind.split(JOIN)]
+        parts = [part.to_dict() for part in self.parts(trained, largest)]
         return parts[0] if len(parts) == 1 else {"kind": "combined", "schemes": parts}
+
+    def parts(self, trained: int, largest: int) -> list[PositionConfig]:
+        """The schemes in the layers of a model that is trained at one length and tested up to another."""
+        return [PositionConfig.kinds[kind].for_lengths(trained, largest) for kind in self.kind.split(JOIN)]
+
+    def table_rows(self, trained: int, largest: int) -> int | None:
+        """How many positions have a learned vector on the input; None of a scheme without such a table.
+
+        >>> ComparedScheme("learned", "learned").table_rows(64, 1024), ComparedScheme("t5", "t5").table_rows(64, 1024)
+        (1024, None)
+        """
+        tables = (part.max_positions for part in self.parts(trained, largest) if "input" in part.acts_on)
+        return next(tables, None)
+
+    @property
+    def has_extensions(self) -> bool:
+        """Whether the scheme is measured with every extension, and its window is what others are compared with."""
+        kind = PositionConfig.kinds.get(self.kind)  # None where there are several in the same layers
+        return self.method is None and kind is not None and kind().compares_extensions
 
     def extensions(self) -> list[str]:
         """The models to measure beside a window, by the names of `evaluate_lengths`.
@@ -48,7 +66,7 @@ class ComparedScheme:
         >>> ComparedScheme("rotary", "rotary").extensions()[:3], ComparedScheme("t5", "t5").extensions()
         (['none', 'linear', 'ntk'], ['own'])
         """
-        if self.kind != ROTARY or self.method is not None:
+        if not self.has_extensions:
             return [OWN]
         return [NONE, *(kind for kind, cls in Extension.kinds.items() if applies(cls)), SINKS]
 
@@ -74,7 +92,7 @@ def model_fields(
         **sizes,
         "max_length": max_length,
         "position": scheme.position(trained, largest),
-        "embedding": {"tied": True, "scale": 1.0 if scheme.kind == "learned" else "sqrt"},
+        "embedding": {"tied": True, "scale": "sqrt" if scheme.table_rows(trained, largest) is None else 1.0},
         "init": "xavier",
     }
 

@@ -126,10 +126,10 @@ def rotation(request: RotationRequest) -> dict[str, Any]:
     `increments` are fractions of a full rotation per position, in units of 2^-64, as decimal text: position times
     increment, wrapped to 64 bits, is the exact phase. There are none for schemes without pairs.
     """
-    from phasor.lab.codes import pair_increments, rotation_error
+    from phasor.lab.codes import rotation_error
 
     scheme = request.build_scheme()
-    increments = pair_increments(scheme)
+    increments = scheme.module.pair_increments()
     return {
         "increments": [str(one) for one in increments],
         "error": rotation_error(scheme, request.start, request.shift) if increments else None,
@@ -170,6 +170,10 @@ class CombinationRequest(LabRequest):
     length: int = bounded_field(64, 2, MAX_LENGTH)
     token_std: float = bounded_field(0.5, 0.001, 100.0)
 
+    def scheme(self, **fields: Any) -> PositionConfig:
+        """Sinusoidal codes of the base, combined with tokens as fields say."""
+        return PositionConfig.from_dict({"kind": "sinusoidal", "base": self.base, "layout": "halves", **fields})
+
 
 def combination(request: CombinationRequest) -> dict[str, Any]:
     """Positions added to tokens beside positions concatenated to them: widths, parameters, and what can be read back.
@@ -178,7 +182,8 @@ def combination(request: CombinationRequest) -> dict[str, Any]:
     """
     from phasor.lab.criteria import combination
 
-    return combination(request.base, request.dim, request.width, request.length, request.token_std)
+    concat = request.scheme(combine="concat", width=request.width)
+    return combination(request.scheme(), concat, request.dim, request.length, request.token_std)
 
 
 register("encodings", "matrix", EncodingRequest, matrix)

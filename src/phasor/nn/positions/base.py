@@ -63,6 +63,18 @@ class Position(KindModule):
         """Token vectors `[B, T, dim]` with positions in them."""
         return x
 
+    def code(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """What `on_input` combines with tokens at int64 positions `[T]`, as `[T, width]`; None where it has none."""
+        return None
+
+    def pair_increments(self) -> tuple[int, ...]:
+        """The rotation of each pair of features per position, in units of 2^-64 rotations; none without such pairs."""
+        return ()
+
+    def code_pairs(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the second feature of each pair that positions rotate, for schemes with `pair_increments`."""
+        return code.tensor_split(2, dim=-1)
+
     def layer_weights(self, layer: int) -> tuple[Any, ...]:
         """What the scheme has learned for one layer, which `for_layer` takes; `layer` counts those with the scheme."""
         return ()

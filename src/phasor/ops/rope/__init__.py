@@ -1,6 +1,6 @@
 """Rotary position embedding: rotation of feature pairs by given cosines and sines, or by positions in one kernel."""
 
-from phasor.ops.rope.reference import RopeArgs, rope_qkv_ref, rope_ref, rotate_pairs_ref, split_qkv
+from phasor.ops.rope.reference import RopeArgs, rope_qkv_ref, rope_ref, rotate_pairs_ref, split_pairs, split_qkv
 from phasor.ops.rope.rope import (
     ROPE,
     ROPE_QKV,
@@ -29,5 +29,6 @@ __all__ = [
     "rotate_halves",
     "rotate_pairs",
     "rotate_pairs_ref",
+    "split_pairs",
     "split_qkv",
 ]

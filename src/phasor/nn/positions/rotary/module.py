@@ -28,6 +28,7 @@ from phasor.ops.rope import (
     rope_qkv_kernel,
     rotate_halves,
     rotate_pairs,
+    split_pairs,
 )
 
 
@@ -218,6 +219,12 @@ class Rotary(Position, config=RotaryConfig):
             if isinstance(prepared, RopeArgs) or prepared.value is None
             else rotate_pairs(v, *prepared.value, self.config.pairing)
         )
+
+    def pair_increments(self) -> tuple[int, ...]:
+        return self.fixed.increments if self.fixed is not None and self.axes == 1 else ()
+
+    def code_pairs(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        return split_pairs(code[..., : self.rotary_dim], self.config.pairing)
 
     def length_key(self, length: int) -> Hashable:
         return table_of(self.config, self.rotary_dim, length) if self.config.depends_on_length else None

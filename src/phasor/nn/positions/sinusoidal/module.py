@@ -49,6 +49,18 @@ class Sinusoidal(Position, config=SinusoidalConfig):
         missing = self.width - code.shape[-1]
         return nn.functional.pad(code, (0, missing)) if missing > 0 else code[..., : self.width]
 
+    def code(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.table(positions, dtype)
+
+    def pair_increments(self) -> tuple[int, ...]:
+        return self.increments[: self.width // 2]
+
+    def code_pairs(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        pairs, sines = self.width // 2, len(self.increments)
+        if self.config.layout == "interleaved":
+            return code[..., 1 : 2 * pairs : 2], code[..., 0 : 2 * pairs : 2]
+        return code[..., sines : sines + pairs], code[..., :pairs]
+
     def on_input(self, x: Tensor, seq: SequenceInfo) -> Tensor:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         code = self.table(seq.positions, dtype)
