@@ -109,11 +109,8 @@ def test_a_scheme_without_texts_has_its_kind_and_its_docstring(staircase, tmp_pa
     (tmp_path / "staircase" / "texts.toml").unlink()
     with TestClient(build_app(), base_url="http://127.0.0.1") as page:
         schemes = {scheme["kind"]: scheme for scheme in page.get("/api/about").json()["schemes"]}
-    plain = {
-        "name": "staircase",
-        "headline": "staircase",
-        "about": "A penalty that grows by one with every fourth token of distance.",
-    }
+    line = "A penalty that grows by one with every fourth token of distance."
+    plain = {"name": "staircase", "headline": "staircase", "about": line, "summary": line}
     assert schemes["staircase"]["texts"] == {"en": plain, "zh": plain}
     assert (schemes["staircase"]["acts_on"], schemes["staircase"]["shift_invariant"]) == (["scores"], True)
 
@@ -123,9 +120,9 @@ def test_every_scheme_is_described_in_both_languages():
     assert {scheme["kind"] for scheme in schemes} == set(PositionConfig.kinds)
     for scheme in schemes:
         english, chinese = scheme["texts"]["en"], scheme["texts"]["zh"]
-        assert set(english) == set(chinese) == {"name", "headline", "about"}
+        assert set(english) == set(chinese) == {"name", "headline", "about", "summary"}
         assert set(scheme["acts_on"]) <= set(PLACES)
-        for field in ("headline", "about"):
+        for field in ("headline", "about", "summary"):
             assert re.search(r"[\u4e00-\u9fff]", chinese[field]), scheme["kind"]
             assert not re.search(r"[\u4e00-\u9fff]", english[field]), scheme["kind"]
             assert set(re.findall(r"\{\w+\}", chinese[field])) == set(re.findall(r"\{\w+\}", english[field]))

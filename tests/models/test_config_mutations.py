@@ -21,7 +21,7 @@ transformers.logging.disable_progress_bar()
 BUILDERS = {}
 for module in pkgutil.iter_modules(families.__path__):
     BUILDERS |= getattr(importlib.import_module(f"families.{module.name}"), "CASES", {})
-BUILDERS = {n: b for n, b in BUILDERS.items() if not b(random.Random(0)).crossing and n != "mpt/other slopes"}
+del BUILDERS["mpt/other slopes"]
 KEEP = {"model_type", "architectures", "transformers_version", "dtype"}
 DELETE = object()
 SAMPLED = 5
@@ -67,6 +67,8 @@ class Model:
 
     def __init__(self, name, folder):
         self.case, self.folder = BUILDERS[name](random.Random(f"{name} 0")), folder
+        if self.case.crossing:
+            pytest.skip("what transformers computes depends on the texts it read before")
         config = self.case.config
         config._attn_implementation = self.case.attention
         self.theirs = self.case.cls(config).eval()

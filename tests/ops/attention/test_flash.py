@@ -301,7 +301,7 @@ SPANS = {  # near pairs, and those with other queries and keys
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spans", SPANS)
 @pytest.mark.parametrize(
     ("rule", "options"),
