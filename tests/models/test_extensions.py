@@ -97,3 +97,9 @@ def test_extensions_load_no_torch():
     code = "import sys, phasor.models.extensions; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_rotary_part_of_a_combination_is_extended_as_rotary_alone():
+    positions = (llama(position=position) for position in ("combined", "rotary"))
+    combined, alone = (extend_config(config, "longrope", 2048).extendable_position() for config in positions)
+    assert combined.extension == alone.extension

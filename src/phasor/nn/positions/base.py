@@ -73,7 +73,8 @@ class Position(KindModule):
 
     def code_pairs(self, code: Tensor) -> tuple[Tensor, Tensor]:
         """The first and the second feature of each pair that positions rotate, for schemes with `pair_increments`."""
-        return code.tensor_split(2, dim=-1)
+        first, second = code.chunk(2, dim=-1)
+        return first, second
 
     def layer_weights(self, layer: int) -> tuple[Any, ...]:
         """What the scheme has learned for one layer, which `for_layer` takes; `layer` counts those with the scheme."""
