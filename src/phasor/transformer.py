@@ -68,7 +68,9 @@ class Stack(nn.Module):
         self.embedding_norm = build_norm(model.norm, width) if model.embedding.norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout.embedding)
         self.project = nn.Linear(width, model.dim) if model.embedding.project == "sum" else nn.Identity()
-        self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in enumerate(self.layers))
+        self.block_index = [i // model.layers_per_block for i in range(len(self.layers))]
+        distinct = enumerate(self.layers[:: model.layers_per_block])
+        self.blocks = nn.ModuleList(Block(model, side, layer, first=i == 0) for i, layer in distinct)
         self.norm = build_norm(model.norm, model.dim) if model.ends_in_norm else nn.Identity()
 
     def forward(
@@ -88,15 +90,15 @@ class Stack(nn.Module):
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_types is None else self.token_types(token_types))
         x = self.project(self.dropout(self.embedding_norm(x)))
-        records = record.per_layer(len(self.blocks))
+        records = record.per_layer(len(self.layers))
         contexts = self._self_attention_contexts(x, seq, prefix_length, cache, records)
         cross_contexts: list[AttentionContext] = []
         if memory is not None:
             cross_contexts = self._cross_attention_contexts(x, seq, memory, cache, records)
         inputs = repeat(None) if layer_inputs is None else layer_inputs.unbind(-2)
-        for block, *given in zip(self.blocks, contexts, cross_contexts or repeat(None), records, inputs, strict=False):
+        for i, *given in zip(self.block_index, contexts, cross_contexts or repeat(None), records, inputs, strict=False):
             record.add_hidden(x)
-            x = block(x, *given)
+            x = self.blocks[i](x, *given)
         record.collect(records)
         x = self.norm(x)
         record.add_hidden(x)
@@ -152,7 +154,7 @@ class Stack(nn.Module):
             assert step.key_positions is not None
             if mask_key not in masks:
                 positions = (rows, step.key_positions) if mask_key[-1] else None
-                attention = cast(Block, self.blocks[index]).attention
+                attention = cast(Block, self.blocks[self.block_index[index]]).attention
                 masks[mask_key] = attention.prepare_mask(step.mask, x, step.key_positions.shape[1], positions)
             if key not in shared:
                 own_seq = replace(seq, cached_window=windows[index])
@@ -356,7 +358,7 @@ class Transformer(nn.Module):
             block.compile(*args, **options)
 
     def blocks(self) -> list[Block]:
-        """The blocks of the encoder and of the decoder, in order."""
+        """The blocks of the encoder and of the decoder, in order; one that layers share stands there once."""
         stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
         return [cast(Block, block) for stack in stacks for block in stack.blocks]
 

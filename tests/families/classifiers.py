@@ -40,6 +40,7 @@ CASES: Cases = {
         "camembert": "Camembert",
         "mpnet": "MPNet",
         "electra": "Electra",
+        "albert": "Albert",
         "nomic_bert": "NomicBert",
         "distilbert": "DistilBert",
         "modernbert": "ModernBert",

@@ -162,6 +162,24 @@ def eurobert_without_head(rng: random.Random) -> Case:
     return Case(transformers.EuroBertModel, eurobert_config(rng))
 
 
+def albert_config(rng: random.Random) -> transformers.AlbertConfig:
+    given = bert_sizes(rng, num_hidden_layers=rng.choice([4, 6]))
+    width = rng.choice([10, given["hidden_size"], given["hidden_size"] + 6])
+    return transformers.AlbertConfig(**given, embedding_size=width, num_hidden_groups=rng.choice([1, 2]))
+
+
+def albert(rng: random.Random) -> Case:
+    return Case(transformers.AlbertForMaskedLM, albert_config(rng), token_types=True, may_differ=SYNONYMS)
+
+
+def albert_without_head(rng: random.Random) -> Case:
+    return Case(transformers.AlbertModel, albert_config(rng), token_types=True, may_differ=SYNONYMS)
+
+
+def albert_with_both_heads(rng: random.Random) -> Case:
+    return Case(transformers.AlbertForPreTraining, albert_config(rng), token_types=True, may_differ=SYNONYMS)
+
+
 def distilbert_config(rng: random.Random) -> transformers.DistilBertConfig:
     given = sizes(rng)
     names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
@@ -280,6 +298,9 @@ CASES: Cases = {
     "nomic_bert/without head": nomic_bert_without_head,
     "eurobert": eurobert,
     "eurobert/without head": eurobert_without_head,
+    "albert": albert,
+    "albert/without head": albert_without_head,
+    "albert/with both heads": albert_with_both_heads,
     "distilbert": distilbert,
     "distilbert/without head": distilbert_without_head,
     "roformer": roformer,

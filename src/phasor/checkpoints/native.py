@@ -113,7 +113,7 @@ def check_quantized_dtypes(expected: dict[str, torch.dtype], tensors: Tensors) -
 def check_sizes(config: ModelConfig, tensors: Tensors) -> None:
     """Refuse a number of layers or a width that the tensors cannot have, before a model is built for it."""
     count, largest = len(tensors.names), tensors.largest_size()
-    layers = max(config.depth("encoder"), config.depth("decoder"))
+    layers = config.num_blocks or max(config.depth("encoder"), config.depth("decoder"))
     if layers > count:
         raise ValueError(f"{tensors.folder / CONFIG}: {layers:,} layers, but the folder has {count:,} tensors")
     for name in ("vocab_size", "dim", "head_dim"):

@@ -73,8 +73,10 @@ class ModelConfig(Config):
     """One Transformer, every part a choice.
 
     A kind's name stands for its defaults: `norm="rmsnorm"` is `norm=RMSNormConfig()`. `layers` is a
-    pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers). `max_length` is
-    the length the model is meant for; `trained_length` the longest it was trained at, which training records.
+    pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers). With
+    `num_blocks` neighboring layers share their weights: as many in a row as make that number of blocks (ALBERT).
+    `max_length` is the length the model is meant for; `trained_length` the longest it was trained at, which training
+    records.
 
     >>> config = ModelConfig(vocab_size=100, dim=64, num_layers=2, num_heads=4, position="rotary", norm="rmsnorm")
     >>> config.num_kv_heads, config.head_dim, config.hidden_dim
@@ -89,6 +91,7 @@ class ModelConfig(Config):
     num_heads: int
     shape: Shape = "decoder"
     num_encoder_layers: int | None = None
+    num_blocks: int | None = None
     num_kv_heads: int = derived_field(lambda config: config.num_heads)
     head_dim: int = derived_field(lambda config: config.dim // max(config.num_heads, 1))  # `check` refuses 0 heads
     hidden_dim: int = derived_field(lambda config: 4 * config.dim)
@@ -107,7 +110,7 @@ class ModelConfig(Config):
     layers: tuple[LayerConfig, ...] = ()
 
     def check(self) -> None:
-        positive(self, "num_layers", "num_encoder_layers", most=MOST_LAYERS)
+        positive(self, "num_layers", "num_encoder_layers", "num_blocks", most=MOST_LAYERS)
         positive(self, "dim", "num_heads", "num_kv_heads", most=MOST_FEATURES)
         positive(self, "head_dim", most=MOST_HEAD_DIM)
         positive(self, "vocab_size", "hidden_dim", most=MOST_WIDTH)
@@ -160,12 +163,32 @@ class ModelConfig(Config):
             raise ValueError(
                 f"ExpertsConfig.branch_norms takes the placement 'pre' or 'sandwich', not {self.placement.kind!r}"
             )
+        if self.num_blocks is not None:
+            self._check_blocks(self.num_blocks)
         if self.position not in self.layer_positions():
             self.position.check_model(self)
         for position, attention, _ in map(self.layer, range(max(1, len(self.layers)))):
             position.check_model(self.with_heads_of(attention))
         for index in range(max(1, len(self.layers))):
             self.cached_per_token(index)  # or refused
+
+    def _check_blocks(self, count: int) -> None:
+        if self.shape == "encoder-decoder":
+            raise ValueError("ModelConfig.num_blocks is for an encoder or a decoder, not for an encoder-decoder")
+        if self.num_layers % count:
+            raise ValueError(
+                f"ModelConfig.num_layers ({self.num_layers}) is not divisible by num_blocks ({count}): "
+                "as many layers share each block"
+            )
+        if count < self.num_layers and isinstance(self.placement, PreConfig) and not self.placement.first_norm:
+            raise ValueError("PreConfig.first_norm false makes the first layer another one than those that share it")
+        for index in range(self.num_layers if self.layers else 0):
+            first = index // self.layers_per_block * self.layers_per_block
+            if self.layer(index)[1:] != self.layer(first)[1:]:
+                raise ValueError(
+                    f"layer {index} shares the weights of layer {first}, by ModelConfig.num_blocks ({count}), "
+                    "and its attention or its feed-forward network is another one"
+                )
 
     def _check_layer_inputs(self) -> None:
         if self.shape != "decoder":
@@ -200,6 +223,11 @@ class ModelConfig(Config):
         """
         used = "input" in self.position.acts_on or self.position in self.layer_positions()
         return self.position.resolve(self) if used else PositionConfig.from_dict({"kind": "none"})
+
+    @property
+    def layers_per_block(self) -> int:
+        """How many neighboring layers share their weights."""
+        return self.num_layers // (self.num_blocks or self.num_layers)
 
     def depth(self, side: Side) -> int:
         """How many layers the encoder or the decoder has."""

@@ -33,6 +33,7 @@ class Parameters:
     outside: BlockWeights
     embedding: int  # elements of token tables that are looked up and not multiplied with
     top_k: int
+    layers_per_block: int = 1
 
     @property
     def total(self) -> int:
@@ -41,7 +42,8 @@ class Parameters:
     @property
     def in_blocks(self) -> float:
         """Elements of blocks that one token is multiplied with."""
-        return sum(n * sum(self.active(weight) for weight in block) for block, n in self.blocks)
+        once = sum(n * sum(self.active(weight) for weight in block) for block, n in self.blocks)
+        return once * self.layers_per_block
 
     @property
     def in_head(self) -> int:
@@ -95,12 +97,13 @@ def parameters_of(model: ModelConfig) -> Parameters:
     experts = [model.layer(i).feedforward.experts for i in range(max(1, len(model.layers)))]
     if model.has_logits and model.embedding.tied:  # the head multiplies with the table of the target's tokens
         looked_up -= tables[0] * width
-    return Parameters(tuple(blocks.items()), tuple(outside), looked_up, max((e.top_k for e in experts if e), default=1))
+    top_k = max((e.top_k for e in experts if e), default=1)
+    return Parameters(tuple(blocks.items()), tuple(outside), looked_up, top_k, model.layers_per_block)
 
 
 def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
     """The weights of each block of the encoder or the decoder, by their names in it."""
-    for index in range(model.depth(side)):
+    for index in range(0, model.depth(side), model.layers_per_block):
         layer = model.layer(index)
         crosses = side == "decoder" and model.shape == "encoder-decoder"
         parts = {"attention": layer.attention.weights(model)}

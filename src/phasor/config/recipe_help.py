@@ -82,6 +82,7 @@ HELP = {
     "model.num_heads": "number of query heads",
     "model.shape": "encoder, decoder or both; the task's if left out",
     "model.num_encoder_layers": "number of layers of the encoder beside a decoder; num_layers if left out",
+    "model.num_blocks": "number of distinct blocks, each shared by neighboring layers; num_layers if left out",
     "model.num_kv_heads": "number of key/value heads; num_heads if left out",
     "model.head_dim": "dimension of a head; dim / num_heads if left out",
     "model.hidden_dim": "hidden dimension of the feed-forward network; 4 dim if left out",

@@ -260,6 +260,7 @@ def computation_fields(config: ModelConfig) -> dict[str, Any]:
     fields |= {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     fields |= {"hidden_dim": config.hidden_dim, "final_norm": config.ends_in_norm}
     fields |= {
+        "num_blocks": config.num_blocks or config.num_layers,
         "num_encoder_layers": config.depth("encoder"),
         "position": fill_rotary(config.input_position, config),
     }

@@ -100,6 +100,8 @@ def mesh_why_not(
     >>> mesh_why_not(preset("llama-3.1"), Mesh(tensor=16), 8192)
     'tensor=16 does not divide the 8 key/value heads: tensor can be 1, 2, 4 or 8'
     """
+    if model.layers_per_block > 1 and mesh.devices > 1:
+        return "layers that share their weights (num_blocks) are trained on one device"
     cut = 2 * mesh.context * mesh.tensor
     if mesh.context * mesh.tensor > 1 and length % cut:
         return (

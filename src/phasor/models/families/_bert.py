@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,9 +52,17 @@ class TokenTypes(Field):
         return value
 
 
+class Pretraining(NamedTuple):
+    """A class with both heads of pretraining, and the tensors of the one that phasor has no use for."""
+
+    architecture: str
+    tensors: tuple[str, ...]
+
+
 class BertLike(Family):
     """Names as in BERT.
 
+    `pooling` is the dense layer of the pooler, and `pretraining` the class with a second head, if there is one.
     `masked` begins the names of the masked-language-model head, `transform` are its dense layer and norm. The bias
     of its logits stands under two names. One is used where the head is tied, as a rule the only one in the file;
     the other where it is not, and then the first is of no use.
@@ -62,7 +70,9 @@ class BertLike(Family):
 
     masked: ClassVar[str] = "cls.predictions"
     transform: ClassVar[tuple[str, str]] = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
+    pooling: ClassVar[str] = "pooler.dense"
     has_pooler: ClassVar[bool] = True
+    pretraining: ClassVar[Pretraining | None] = None
     shapes = ("encoder",)
     parts = Family.parts | {
         "position": "learned",
@@ -111,11 +121,19 @@ class BertLike(Family):
         """BERT's pooler where the file has it; without a file, where the class has it."""
         if not self.has_pooler:
             return "none"
-        found = f"{self.prefix}pooler.dense.weight" in f.tensors if f.tensors else kind == "none"
+        both = self.pretraining is not None and f.get("architectures", None) == [self.pretraining.architecture]
+        found = f"{self.prefix}{self.pooling}.weight" in f.tensors if f.tensors else both or kind == "none"
         return "first" if found else "none"
 
+    def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
+        """With both heads of pretraining if the file has both: one that is missing, transformers would draw at random."""
+        both = self.pretraining is not None and config.head.kind == "mlm" and config.head.pooler == "first"
+        if self.pretraining is not None and both and set(self.pretraining.tensors) <= set(passthrough):
+            return self.pretraining.architecture
+        return super().architecture(config, passthrough)
+
     def passthrough_patterns(self, config: ModelConfig) -> tuple[str, ...]:
-        poolers = (f"{self.prefix}pooler.*",)
+        poolers = (f"{self.prefix}pooler.*", *(self.pretraining.tensors if self.pretraining else ()))
         if not config.has_logits:
             return (*poolers, *self.passthrough, *(f"{beginning}*" for beginning in self.unprefixed))
         return (*poolers, *self.passthrough, *(() if config.embedding.tied else (f"{self.masked}.bias",)))
@@ -134,7 +152,7 @@ class BertLike(Family):
         yield from linear(f"{block}.feedforward.up", f"{layer}.intermediate.dense")
         yield from linear(f"{block}.feedforward.down", f"{layer}.output.dense")
         yield from linear(f"{block}.residual.norms.1", f"{layer}.output.LayerNorm")
-        yield from linear("pooler.dense", f"{self.prefix}pooler.dense")
+        yield from linear("pooler.dense", f"{self.prefix}{self.pooling}")
         yield from self.head_rules(config)
 
     def embedding_rules(self) -> Iterator[Rule]:
