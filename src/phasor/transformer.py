@@ -416,7 +416,7 @@ class Transformer(nn.Module):
         embedding = self.tokens if self.source_tokens is None else self.source_tokens
         seq = self._sequence_info(self.encoder, embedding, tokens, None, **args)
         check_token_types(token_types, tokens, self.config.embedding.token_types)
-        hidden = self.encoder(embedding(tokens), seq, token_types=token_types, record=record)
+        hidden = self.encoder(embedding(tokens, seq), seq, token_types=token_types, record=record)
         return EncoderOutput(hidden, seq.attention_mask, seq.document_ids)
 
     def decode(

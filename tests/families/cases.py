@@ -35,6 +35,7 @@ class Case:
     token_types: bool = False
     lowest: int = 0
     attention: str = "sdpa"
+    limit_float64: float = 1e-10  # of differences in float64; more where theirs has a constant of fewer digits
     may_differ: tuple[str, ...] = ()  # fields of config.json that come back in another spelling
     older: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # config.json as files of old spell it
     buffers: Callable[[str], bool] = field(default=lambda name: False)  # buffers that are weights, to be redrawn

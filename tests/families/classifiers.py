@@ -41,6 +41,8 @@ CASES: Cases = {
         "mpnet": "MPNet",
         "electra": "Electra",
         "albert": "Albert",
+        "deberta-v2": "DebertaV2",
+        "esm": "Esm",
         "nomic_bert": "NomicBert",
         "distilbert": "DistilBert",
         "modernbert": "ModernBert",

@@ -180,6 +180,55 @@ def albert_with_both_heads(rng: random.Random) -> Case:
     return Case(transformers.AlbertForPreTraining, albert_config(rng), token_types=True, may_differ=SYNONYMS)
 
 
+def deberta_v2_config(rng: random.Random) -> transformers.DebertaV2Config:
+    """Buckets of which all are met, or a row for every distance."""
+    buckets, reach = rng.choice([(8, 18), (12, 40), (-1, 20), (-1, -1), (16, -1)])
+    return transformers.DebertaV2Config(
+        **bert_sizes(rng, type_vocab_size=rng.choice([0, 2])),
+        relative_attention=True,
+        position_buckets=buckets,
+        max_relative_positions=reach,
+        pos_att_type=rng.choice([["p2c", "c2p"], ["c2p"], "p2c|c2p", ["p2c"]]),
+        share_att_key=coin(rng),
+        norm_rel_ebd=rng.choice(["layer_norm", "none"]),
+        position_biased_input=coin(rng),
+        pooler_hidden_act=rng.choice(["gelu", "relu"]),
+    )
+
+
+def deberta_v2(rng: random.Random) -> Case:
+    config = deberta_v2_config(rng)
+    typed = config.type_vocab_size > 0
+    cls = transformers.DebertaV2ForMaskedLM
+    return Case(cls, config, token_types=typed, attention="eager", may_differ=SYNONYMS)
+
+
+def deberta_v2_without_head(rng: random.Random) -> Case:
+    return Case(transformers.DebertaV2Model, deberta_v2_config(rng), attention="eager", may_differ=SYNONYMS)
+
+
+def esm_config(rng: random.Random) -> transformers.EsmConfig:
+    """Tokens are drawn from all below the padding token, the mask among them."""
+    given = roberta_sizes(rng)
+    del given["type_vocab_size"], given["hidden_act"]
+    return transformers.EsmConfig(
+        **given,
+        position_embedding_type=rng.choice(["rotary", "absolute"]),
+        rope_theta=rng.choice([10000.0, 500.0]),
+        token_dropout=coin(rng),
+        mask_token_id=7,
+        emb_layer_norm_before=coin(rng),
+    )
+
+
+def esm(rng: random.Random) -> Case:
+    return Case(transformers.EsmForMaskedLM, esm_config(rng))
+
+
+def esm_without_head(rng: random.Random) -> Case:
+    return Case(transformers.EsmModel, esm_config(rng))
+
+
 def distilbert_config(rng: random.Random) -> transformers.DistilBertConfig:
     given = sizes(rng)
     names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
@@ -301,6 +350,10 @@ CASES: Cases = {
     "albert": albert,
     "albert/without head": albert_without_head,
     "albert/with both heads": albert_with_both_heads,
+    "deberta-v2": deberta_v2,
+    "deberta-v2/without head": deberta_v2_without_head,
+    "esm": esm,
+    "esm/without head": esm_without_head,
     "distilbert": distilbert,
     "distilbert/without head": distilbert_without_head,
     "roformer": roformer,

@@ -1,4 +1,4 @@
-"""Random configurations of encoder-decoders: T5, mT5, BART, mBART, Pegasus, PLBart, Marian, M2M-100."""
+"""Random configurations of encoder-decoders: T5, mT5, UMT5, BART, mBART, Pegasus, PLBart, Marian, M2M-100."""
 
 from __future__ import annotations
 
@@ -82,6 +82,15 @@ def mt5(rng: random.Random) -> Case:
 def mt5_without_head(rng: random.Random) -> Case:
     cls = rng.choice([transformers.MT5Model, transformers.MT5EncoderModel])
     return Case(cls, transformers.MT5Config(**t5_sizes(rng)))
+
+
+def umt5(rng: random.Random) -> Case:
+    return Case(transformers.UMT5ForConditionalGeneration, transformers.UMT5Config(**t5_sizes(rng)))
+
+
+def umt5_without_head(rng: random.Random) -> Case:
+    cls = rng.choice([transformers.UMT5Model, transformers.UMT5EncoderModel])
+    return Case(cls, transformers.UMT5Config(**t5_sizes(rng)))
 
 
 def bart_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
@@ -194,6 +203,8 @@ CASES: Cases = {
     "t5/encoder": t5_encoder,
     "mt5": mt5,
     "mt5/without head": mt5_without_head,
+    "umt5": umt5,
+    "umt5/without head": umt5_without_head,
     "bart": bart,
     "bart/without head": bart_without_head,
     "mbart": mbart,

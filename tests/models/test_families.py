@@ -1,7 +1,8 @@
 """Every family: a tiny random model of transformers, every weight redrawn, through phasor and back.
 
 The same logits, the same greedy tokens from a cache, padded batches, and after saving the same weights bit by bit
-and the same configuration. Logits may differ by 2e-5, or four times what float32 costs transformers itself.
+and the same configuration. Logits may differ by 2e-5, or four times what float32 costs transformers itself; where both
+compute in float64, by 1e-10.
 """
 
 import copy
@@ -19,6 +20,7 @@ import pytest
 import torch
 import transformers
 from families.cases import redraw
+from families.float64 import in_float64
 
 import phasor
 from phasor.models.families import family, names
@@ -56,6 +58,7 @@ class Pair:
         if self.case.older is not None:
             self.spell(self.case.older)
         self.ours = phasor.load(self.folder)
+        self.ours_float64 = copy.deepcopy(self.ours).double()
         self.shape = self.ours.config.shape
         self.worst = 0.0
 
@@ -71,10 +74,12 @@ class Pair:
     def fresh(self):
         """A model of theirs that has seen nothing: some remember the longest sequence they met."""
         config = copy.deepcopy(self.case.config)
-        config._attn_implementation = self.case.attention
+        config._attn_implementation, config.dtype = self.case.attention, torch.get_default_dtype()
         model = self.case.cls(config).eval()
-        if hasattr(self, "theirs"):
-            model.load_state_dict(self.theirs.state_dict())
+        if hasattr(self, "theirs"):  # all but what follows from the configuration, which may be wider than before
+            drawn = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+            state = self.theirs.state_dict().items()
+            model.load_state_dict({n: x for n, x in state if n in drawn or self.case.buffers(n)}, strict=False)
         return model
 
     def tokens(self, *shape):
@@ -88,10 +93,13 @@ class Pair:
     def compare(self, tokens, target=None, ours=None, theirs=None, real=slice(None)):
         """Largest difference of the logits, within what is allowed."""
         ours, theirs = ours or {}, theirs or {}
-        mine = self.ours(tokens, *([] if target is None else [target]), **ours)[real]
+        given = [tokens] if target is None else [tokens, target]
         single = self.run_theirs(self.fresh(), tokens, target, **theirs)[real]
-        double = self.run_theirs(self.fresh().double(), tokens, target, **theirs)[real]
-        self.near(mine, single, double)
+        with in_float64():
+            double = self.run_theirs(self.fresh(), tokens, target, **theirs)[real]
+        self.near(self.ours(*given, **ours)[real], single, double)
+        difference = float((self.ours_float64(*given, **ours)[real] - double).abs().max())
+        assert difference <= self.case.limit_float64, f"{self.name} {self.seed}: {difference:.1e} in float64"
 
     def near(self, mine, single, double):
         """Ours differs from theirs by no more than is allowed."""
@@ -140,7 +148,7 @@ def same_with_padding(pair):
     pad, whole = pair.theirs.config.pad_token_id, pair.ours.config.head.of_sequence
     if pair.shape == "decoder":
         real[1, :5], real[2, :11] = False, False
-        tokens = tokens if pad is None else tokens.masked_fill(~real, pad)
+        tokens = fill_padding(tokens, real, pad)
         positions = (real.cumsum(-1) - 1).clamp(min=0)
         theirs = {"attention_mask": real.long()}
         if "position_ids" in inspect.signature(pair.theirs.forward).parameters:
@@ -148,9 +156,14 @@ def same_with_padding(pair):
         pair.compare(tokens, None, {"attention_mask": real}, theirs, real=slice(None) if whole else real)
         return
     real[1, 18:], real[2, 12:] = False, False
+    tokens = fill_padding(tokens, real, pad)
     target = pair.tokens(3, 13) if pair.shape == "encoder-decoder" else None
     where = slice(None) if target is not None or whole else real
     pair.compare(tokens, target, {"attention_mask": real}, {"attention_mask": real.long()}, real=where)
+
+
+def fill_padding(tokens, real, pad):
+    return tokens if pad is None else tokens.masked_fill(~real, pad)
 
 
 def same_pooling(pair):
@@ -158,7 +171,10 @@ def same_pooling(pair):
     tokens, record = pair.tokens(3, 23), phasor.Record()
     if pair.ours.pooler is not None and "pooler_output" in pair.fresh()(tokens):
         pair.ours(tokens, record=record)
-        pair.near(record.pooled, *(model(tokens).pooler_output for model in (pair.fresh(), pair.fresh().double())))
+        single = pair.fresh()(tokens).pooler_output
+        with in_float64():
+            double = pair.fresh()(tokens).pooler_output
+        pair.near(record.pooled, single, double)
 
 
 def same_greedy(pair):

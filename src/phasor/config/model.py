@@ -128,6 +128,8 @@ class ModelConfig(Config):
             raise ValueError(f"ModelConfig.num_encoder_layers is for an encoder-decoder, not for a {self.shape}")
         if self.embedding.source_vocab_size is not None and self.shape != "encoder-decoder":
             raise ValueError(f"EmbeddingConfig.source_vocab_size is for an encoder-decoder, not for a {self.shape}")
+        if self.embedding.mask_token is not None and self.shape != "encoder":
+            raise ValueError(f"EmbeddingConfig.mask_token is for an encoder, and not for {with_article(self.shape)}")
         if isinstance(self.head, NoHeadConfig) and self.head.project and self.embedding.width is None:
             raise ValueError("NoHeadConfig.project needs EmbeddingConfig.width: it is the width projected to")
         if self.head.pooler not in {"encoder": POOLERS, "decoder": ("none", "last")}.get(self.shape, ("none",)):

@@ -276,7 +276,9 @@ class EmbeddingConfig(Config):
     their dtype first (Gemma). `norm` follows the sum of token, position and type embeddings. `width` is the embedding
     width where it differs from `dim`; projected to `dim` are the token embeddings or, with `project="sum"`, the
     normalized sum, with a bias (RoFormer, ELECTRA). With `per_layer_width` a token has a second vector for every layer,
-    of that width, which the layer's block adds to its output through a gate (Gemma 4 E2B).
+    of that width, which the layer's block adds to its output through a gate (Gemma 4 E2B). With `mask_token` the vectors
+    of that token are zero, and all others are scaled by 0.88 and divided by the share of the sequence's tokens that are
+    not that one (token dropout of ESM-2, which trained with 12 % of them masked).
     """
 
     tied: bool = True
@@ -288,6 +290,7 @@ class EmbeddingConfig(Config):
     token_types: int = 0
     source_vocab_size: int | None = None
     per_layer_width: int | None = None
+    mask_token: int | None = None
 
     def check(self) -> None:
         positive(self, "width", "per_layer_width", most=MOST_FEATURES)
@@ -296,7 +299,7 @@ class EmbeddingConfig(Config):
             raise ValueError("EmbeddingConfig.project='sum' needs width: without one there is nothing to project")
         if self.scale != "sqrt":
             positive(self, "scale")
-        not_negative(self, "token_types")
+        not_negative(self, "token_types", "mask_token")
 
 
 POOLERS = {

@@ -37,7 +37,7 @@ MISSING = {
     "qwen3_next": Missing(DELTA, "qwen3_moe"),
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
-    "umt5": Missing("a bias by distance of every layer's own", "mt5"),
+    "t5gemma": Missing("layers of encoder and decoder that differ", "gemma2"),
     "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),
     "zamba2": Missing(MAMBA2, "llama"),
 }
@@ -46,9 +46,9 @@ MISSING = {
 def refuse_missing(kind: object, file: Path) -> None:
     """Raise ValueError for a `model_type` whose missing part is known.
 
-    >>> refuse_missing("umt5", Path("config.json"))
+    >>> refuse_missing("t5gemma", Path("config.json"))
     Traceback (most recent call last):
-    ValueError: config.json: phasor does not load umt5: it has a bias by distance of every layer's own; the nearest ...
+    ValueError: config.json: phasor does not load t5gemma: it has layers of encoder and decoder that differ; the ...
     """
     if isinstance(kind, str) and kind in MISSING:
         part, nearest = MISSING[kind]

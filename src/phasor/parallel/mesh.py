@@ -102,6 +102,8 @@ def mesh_why_not(
     """
     if model.layers_per_block > 1 and mesh.devices > 1:
         return "layers that share their weights (num_blocks) are trained on one device"
+    if model.embedding.mask_token is not None and mesh.context * mesh.tensor > 1:
+        return "a share of masked tokens (mask_token) is of whole rows, which context and tensor cut: they can be 1"
     cut = 2 * mesh.context * mesh.tensor
     if mesh.context * mesh.tensor > 1 and length % cut:
         return (

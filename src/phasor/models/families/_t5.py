@@ -1,4 +1,4 @@
-"""What T5 and mT5 share: one class does for both of T5's versions, and for an encoder alone."""
+"""What T5, mT5 and UMT5 share: one class does for both of T5's versions, and for an encoder alone."""
 
 from __future__ import annotations
 
@@ -114,8 +114,9 @@ class T5Like(Family):
     def stack(self, side: Side, attentions: tuple[str, ...], config: ModelConfig) -> Iterator[Rule]:
         """One of the two stacks: its attentions stand one after the other in a block, the feed-forward network last."""
         block, layer = f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer"
-        first = f"{side}.block.0.layer.0.SelfAttention"
-        yield Rule(f"{side}.positions.0.weight", f"{first}.relative_attention_bias.weight")
+        bias = "layer.0.SelfAttention.relative_attention_bias.weight"
+        yield Rule(f"{side}.positions.0.weight", f"{side}.block.0.{bias}")
+        yield Rule(f"{side}.positions.0.weight.{{i}}", f"{side}.block.{{i}}.{bias}")
         yield from linear(f"{side}.norm", f"{side}.final_layer_norm")
         yield from projections(f"{block}.attention", f"{layer}.0.{attentions[0]}", ("q", "k", "v"))
         yield from linear(f"{block}.attention.out", f"{layer}.0.{attentions[0]}.o")

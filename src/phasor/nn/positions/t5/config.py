@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 
 class T5PositionConfig(PositionConfig, kind="t5"):
-    """A learned scalar per head and bucket of distance, added to the scores and shared by all layers."""
+    """A learned scalar per head and bucket of distance, added to the scores and shared by all layers.
+
+    With `shared` false every layer has its own (UMT5).
+    """
 
     num_buckets: int = 32
     max_distance: int = 128
+    shared: bool = True
     acts_on: ClassVar[tuple[str, ...]] = ("scores",)
     shift_invariant: ClassVar[bool] = True
 
@@ -29,9 +33,17 @@ class T5PositionConfig(PositionConfig, kind="t5"):
                 f"num_buckets ({self.num_buckets}): those distances have a bucket each"
             )
 
+    @property
+    def follows_input(self) -> bool:
+        return not self.shared
+
     def weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
-        return ((self.num_buckets, model.num_heads),)
+        return ((self.num_buckets, model.num_heads),) if self.shared else ()
+
+    def layer_weight_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+        return () if self.shared else ((self.num_buckets, model.num_heads),)
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
-        return {"t5": cls(num_buckets=8, max_distance=16)}
+        small = cls(num_buckets=8, max_distance=16)
+        return {"t5": small, "t5-unshared": small.replace(shared=False)}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from fractions import Fraction
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
-from phasor.nn.positions.base import Position
+from phasor.nn.layer_step import LayerStep
+from phasor.nn.positions.base import Position, layers_with
 from phasor.nn.positions.t5.config import T5PositionConfig
-from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Bias, DistanceBias
 from phasor.ops.constants import constant
 
@@ -25,12 +25,12 @@ class T5Bias(Position, config=T5PositionConfig):
     """Half of the buckets hold one distance each, the other half log-spaced ranges up to `max_distance`.
 
     Encoders distinguish before from after, with half of the buckets per direction; in decoders everything ahead
-    shares the bucket of distance 0. One table serves every layer that uses the scheme.
+    shares the bucket of distance 0. One table serves every layer that uses the scheme, or each has its own.
     """
 
     config: T5PositionConfig
 
-    def __init__(self, config: T5PositionConfig, *, num_heads: int, bidirectional: bool) -> None:
+    def __init__(self, config: T5PositionConfig, *, num_heads: int, bidirectional: bool, layers: int = 1) -> None:
         super().__init__()
         self.config = config
         self.bidirectional = bidirectional
@@ -39,14 +39,17 @@ class T5Bias(Position, config=T5PositionConfig):
         reach = self.bounds[-1]  # from here on all distances are in one bucket
         self.lowest = -reach if bidirectional else 0
         self.by_distance = bucket_table(self.bounds, bidirectional) if reach <= MAX_TABLE_DISTANCE else None
-        self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
+        tables = [nn.Parameter(torch.empty(config.num_buckets, num_heads)) for _ in range(layers)]
+        self.weight = tables[0] if config.shared else nn.ParameterList(tables)
 
     @classmethod
     def build(cls, config: T5PositionConfig, model: ModelConfig, side: Side) -> Self:
-        return cls(config, num_heads=model.num_heads, bidirectional=side == "encoder")
+        layers = 1 if config.shared else layers_with(config, model, side)
+        return cls(config, num_heads=model.num_heads, bidirectional=side == "encoder", layers=layers)
 
     def reset_parameters(self, config: ModelConfig) -> None:
-        nn.init.normal_(self.weight, std=config.dim**-0.5)
+        for table in self.parameters():
+            nn.init.normal_(table, std=config.dim**-0.5)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each signed distance, query position minus key position."""
@@ -56,18 +59,23 @@ class T5Bias(Position, config=T5PositionConfig):
         ahead = (distance < 0).to(torch.int64) * self.buckets
         return ahead + torch.bucketize(distance.abs(), bounds, right=True)
 
-    def on_scores(self, prepared: SequenceInfo) -> Bias:
-        if self.by_distance is None:
-            return self.by_bucket
-        buckets = constant(self.by_distance, self.weight.device, torch.int64)
-        return DistanceBias(
-            table=nn.functional.embedding(buckets, self.own_heads(self.weight)), min_distance=self.lowest
-        )
+    def layer_weights(self, layer: int) -> tuple[Tensor, ...]:
+        return (self.weight[layer],) if isinstance(self.weight, nn.ParameterList) else ()
 
-    def by_bucket(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def for_layer(self, x: Tensor, prepared: None, weights: tuple[Tensor, ...], step: LayerStep) -> Tensor:
+        return weights[0]
+
+    def on_scores(self, prepared: Tensor | None) -> Bias:
+        table = self.own_heads(cast(Tensor, self.weight) if prepared is None else prepared)
+        if self.by_distance is None:
+            return functools.partial(self.by_bucket, table)
+        buckets = constant(self.by_distance, table.device, torch.int64)
+        return DistanceBias(table=nn.functional.embedding(buckets, table), min_distance=self.lowest)
+
+    def by_bucket(self, table: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias without a table by distance."""
         buckets = self.bucket(queries[:, :, None] - keys[:, None, :])
-        return nn.functional.embedding(buckets, self.own_heads(self.weight)).permute(0, 3, 1, 2)
+        return nn.functional.embedding(buckets, table).permute(0, 3, 1, 2)
 
 
 @functools.lru_cache(maxsize=64)
