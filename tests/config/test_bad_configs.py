@@ -184,6 +184,18 @@ SETTINGS = {
     "gate-of-no-expert": (lambda: ExpertsConfig(num_experts=2, shared_gate=True), "shared_gate", "shared_dim"),
     "dropout-of-one": (lambda: DropoutConfig(residual=1.0), "residual", "1.0"),
     "encoder-layers-of-a-decoder": (lambda: config(num_encoder_layers=2), "num_encoder_layers", "decoder"),
+    "blocks-that-do-not-divide": (lambda: config(num_blocks=3), "num_layers (2)", "num_blocks (3)"),
+    "blocks-of-two-sides": (lambda: config(shape="encoder-decoder", num_blocks=1), "num_blocks", "encoder-decoder"),
+    "blocks-of-other-layers": (
+        lambda: config(num_blocks=1, layers=[{}, {"attention": {"window": 3}}]),
+        "layer 1 shares the weights of layer 0",
+        "num_blocks (1)",
+    ),
+    "a-block-without-its-first-norm": (
+        lambda: config(num_blocks=1, placement={"kind": "pre", "first_norm": False}),
+        "first_norm",
+    ),
+    "mask-token-of-a-decoder": (lambda: config(embedding={"mask_token": 3}), "mask_token", "a decoder"),
     "source-vocabulary-of-a-decoder": (
         lambda: config(embedding=EmbeddingConfig(source_vocab_size=9)),
         "source_vocab_size",

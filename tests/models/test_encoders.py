@@ -344,3 +344,80 @@ def test_the_discriminator_of_electra_keeps_its_head(tmp_path):
     assert back.config.architectures == ["ElectraForPreTraining"]
     before, after = theirs.state_dict(), back.state_dict()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+@torch.no_grad()
+def test_token_dropout_goes_by_the_masked_tokens_of_each_document():
+    config = tiny("rotary", shape="encoder", embedding={"mask_token": 7})
+    model, ids = build(config).double(), tokens(1, 12)
+    ids[ids == 7] = 8
+    ids[0, [1, 2, 8]] = 7
+    document_ids = torch.tensor([[0] * 5 + [1] * 7])
+    apart = torch.cat([model(ids[:, :5]), model(ids[:, 5:])], dim=1)
+    torch.testing.assert_close(model(ids, document_ids=document_ids), apart, rtol=0, atol=EXACT)
+    padded, real = torch.nn.functional.pad(ids[:, :5], (0, 3)), torch.arange(8)[None] < 5
+    torch.testing.assert_close(model(padded, attention_mask=real)[:, :5], apart[:, :5], rtol=0, atol=EXACT)
+
+
+@torch.no_grad()
+def test_esm_scales_tokens_by_those_that_are_not_masked(tmp_path):
+    """Also in transformers where the share of masked tokens differs by row."""
+    theirs = theirs_of(
+        transformers.EsmForMaskedLM, position_embedding_type="rotary", token_dropout=True, mask_token_id=7, pad_token_id=1
+    )
+    theirs.save_pretrained(tmp_path)
+    ids = tokens(3, 15).clamp(min=8)
+    ids[1, 3:9], ids[2, 5] = 7, 7
+    found = phasor.load(tmp_path)(ids)
+    assert float((found - theirs(ids).logits).abs().max()) <= NEAR
+    assert float((found[1] - phasor.load(tmp_path)(ids[1:2].clamp(min=8))[0]).abs().max()) > 0.1
+
+
+def test_frequencies_of_esm_that_do_not_follow_from_its_configuration_are_refused(tmp_path):
+    theirs_of(transformers.EsmForMaskedLM, position_embedding_type="rotary", pad_token_id=1).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    rounded = {n: x.half().float() if n.endswith("inv_freq") else x for n, x in stored.items()}
+    save_file(rounded, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="inv_freq should follow from the configuration and does not"):
+        phasor.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relative_attention": False}, "relative_attention = false"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size"),
+        ({"pos_att_type": ["p2p"]}, "pos_att_type must list c2p, p2c or both"),
+        ({"embedding_size": 10}, "embedding_size"),
+    ],
+)
+def test_what_deberta_has_no_part_for_is_refused(tmp_path, change, message):
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+    theirs_of(transformers.DebertaV2Model, **relative).save_pretrained(tmp_path)
+    rewritten(tmp_path, **change)
+    with pytest.raises(ValueError, match=message):
+        phasor.load(tmp_path)
+
+
+@torch.no_grad()
+def test_deberta_v3_is_read_without_its_heads_of_pretraining(tmp_path):
+    """Published files name no architecture, and have heads that transformers leaves out."""
+    relative = {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "share_att_key": True}
+    relative |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}
+    theirs = theirs_of(transformers.DebertaV2Model, **relative)
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {f"deberta.{name}": tensor for name, tensor in tensors.items()}
+    tensors |= {"lm_predictions.lm_head.bias": torch.zeros(60), "mask_predictions.dense.bias": torch.zeros(24)}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({n: x for n, x in fields.items() if n != "architectures"}))
+    found = phasor.load(tmp_path)(tokens(2, 9).clamp(max=59))
+    expected = theirs(tokens(2, 9).clamp(max=59)).last_hidden_state
+    assert float((found - expected).abs().max()) <= NEAR
+
+
+def test_albert_with_several_layers_in_a_group_is_refused(tmp_path):
+    theirs_of(transformers.AlbertModel, inner_group_num=2).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="inner_group_num = 2; it must be 1"):
+        phasor.load(tmp_path)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import phasor
 from phasor.checkpoints.load import read_config
 from phasor.config.generation import SpecialTokens
+from phasor.models.families import family
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -452,3 +453,15 @@ def test_m2m_100_counts_tokens_other_than_padding_where_no_mask_is_given(tmp_pat
     target = torch.tensor([[2, 9, 8, 5], [2, 6, 21, 6]])
     expected = theirs(input_ids=source, decoder_input_ids=target).logits
     torch.testing.assert_close(ours(source, target), expected, atol=2e-5, rtol=0)
+
+
+def test_outputs_of_umt5_are_scaled_where_the_file_says_that_its_head_is_tied(tmp_path):
+    """transformers scales them in any case."""
+    sizes = {"vocab_size": 60, "d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 2}
+    transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**sizes)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    assert phasor.load(tmp_path).config.head.multiplier == "rsqrt"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
+    config = phasor.load(tmp_path).config
+    assert config.head.multiplier == 1.0
+    assert "UMT5" in family("umt5").differs_from_transformers(config)
