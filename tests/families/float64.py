@@ -1,4 +1,4 @@
-"""The reference in float64: what transformers computes in float32 in a model of any dtype, angles and norms above all."""
+"""The reference in float64: what transformers computes in float32 in a model of any dtype, such as angles and norms."""
 
 from __future__ import annotations
 

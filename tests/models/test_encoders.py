@@ -363,7 +363,11 @@ def test_token_dropout_goes_by_the_masked_tokens_of_each_document():
 def test_esm_scales_tokens_by_those_that_are_not_masked(tmp_path):
     """Also in transformers where the share of masked tokens differs by row."""
     theirs = theirs_of(
-        transformers.EsmForMaskedLM, position_embedding_type="rotary", token_dropout=True, mask_token_id=7, pad_token_id=1
+        transformers.EsmForMaskedLM,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        mask_token_id=7,
+        pad_token_id=1,
     )
     theirs.save_pretrained(tmp_path)
     ids = tokens(3, 15).clamp(min=8)

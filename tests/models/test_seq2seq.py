@@ -465,3 +465,11 @@ def test_outputs_of_umt5_are_scaled_where_the_file_says_that_its_head_is_tied(tm
     config = phasor.load(tmp_path).config
     assert config.head.multiplier == 1.0
     assert "UMT5" in family("umt5").differs_from_transformers(config)
+    for tied in (True, False):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": tied}))
+        model = phasor.load(tmp_path)
+        untied = phasor.Transformer(model.config.replace(embedding={"tied": False}))
+        for name, one in {"as it is": model, "with its own head": untied}.items():
+            phasor.save(one, tmp_path / name, format="hf")
+            assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == "umt5"
+            assert phasor.load(tmp_path / name).config.head == one.config.head

@@ -384,8 +384,7 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     written = family.write(config)
     passthrough = () if own is None else own.passthrough
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
-    written["tie_word_embeddings"] = config.embedding.tied
-    written = trained_length_fields(config) | written
+    written = {"tie_word_embeddings": config.embedding.tied} | trained_length_fields(config) | written
     names = [
         assignment.theirs for assignment in expand_rules(family.all_rules(config), config, dict(model.state_dict()))
     ]

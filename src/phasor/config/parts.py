@@ -276,9 +276,9 @@ class EmbeddingConfig(Config):
     their dtype first (Gemma). `norm` follows the sum of token, position and type embeddings. `width` is the embedding
     width where it differs from `dim`; projected to `dim` are the token embeddings or, with `project="sum"`, the
     normalized sum, with a bias (RoFormer, ELECTRA). With `per_layer_width` a token has a second vector for every layer,
-    of that width, which the layer's block adds to its output through a gate (Gemma 4 E2B). With `mask_token` the vectors
-    of that token are zero, and all others are scaled by 0.88 and divided by the share of the sequence's tokens that are
-    not that one (token dropout of ESM-2, which trained with 12 % of them masked).
+    of that width, which the layer's block adds to its output through a gate (Gemma 4 E2B). With `mask_token` vectors of
+    that token are zero, and all others are scaled by 0.88 and divided by the share of the sequence's tokens that are
+    others (token dropout of ESM-2, which trained with 12 % of them masked).
     """
 
     tied: bool = True

@@ -126,7 +126,7 @@ class BertLike(Family):
         return "first" if found else "none"
 
     def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
-        """With both heads of pretraining if the file has both: one that is missing, transformers would draw at random."""
+        """With both heads of pretraining if the file has both: transformers would draw a missing one at random."""
         both = self.pretraining is not None and config.head.kind == "mlm" and config.head.pooler == "first"
         if self.pretraining is not None and both and set(self.pretraining.tensors) <= set(passthrough):
             return self.pretraining.architecture

@@ -8,7 +8,7 @@ from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like
 
 
 class UMT5(T5Like):
-    """mT5 with a bias by distance of every layer's own, and scaled outputs where the file says that the head is tied."""
+    """mT5 with a bias by distance of every layer's own; outputs are scaled where the file says the head is tied."""
 
     model_type = "umt5"
     title = "UMT5"
