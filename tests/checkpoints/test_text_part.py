@@ -29,6 +29,7 @@ EYES |= {"image_size": 16, "patch_size": 8}
 VISUAL = {"depth": 1, "num_heads": 2, "patch_size": 8, "intermediate_size": 16}
 TOKENS = {"image_token_id": 60, "video_token_id": 59}  # those of images, which no text here has
 SPECIAL = [*TOKENS.values(), 61]  # and of sounds
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 MROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
@@ -95,12 +96,11 @@ def idefics(name):
     return model
 
 
-def visual(name, rope, head_dim=None, **eyes):
+def visual(name, rope, fixed=None, **eyes):
     """Models with positions of three axes; heads are of 12 features."""
 
     def model(rng, tied):
-        sizes = text_sizes(rng, rope_parameters=MROPE | rope)
-        sizes |= {} if head_dim is None else {"head_dim": head_dim}
+        sizes = text_sizes(rng, rope_parameters=MROPE | rope, **fixed or {})
         text = getattr(transformers, f"{name}TextConfig")(**sizes)
         seen = getattr(transformers, f"{name}VisionConfig")(**VISUAL | eyes, out_hidden_size=sizes["hidden_size"])
         return build(name, text, seen, tied, **TOKENS)
@@ -123,7 +123,15 @@ MODELS = {
     "qwen3_vl": visual(
         "Qwen3VL",
         {"mrope_section": [3, 1, 2]},
-        12,
+        {"head_dim": 12},
+        hidden_size=16,
+        num_position_embeddings=16,
+        deepstack_visual_indexes=[0],
+    ),
+    "qwen3_vl_moe": visual(
+        "Qwen3VLMoe",
+        {"mrope_section": [3, 1, 2]},
+        {"head_dim": 12, **EXPERTS, "mlp_only_layers": [1]},
         hidden_size=16,
         num_position_embeddings=16,
         deepstack_visual_indexes=[0],
@@ -234,6 +242,7 @@ def test_the_difference_vanishes_in_float64(three_axes):
     text, positions = torch.arange(46).view(2, 23) % 59, torch.randint(0, 40, (3, 2, 23))
     rotary = theirs.model.language_model.rotary_emb
     config = theirs.config.text_config
+    config._experts_implementation = "eager"  # the only one that float64 has
     width = 12 if "partial_rotary_factor" not in config.rope_parameters else 8
     frequencies = 500.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
 
@@ -246,10 +255,36 @@ def test_the_difference_vanishes_in_float64(three_axes):
         norm.forward = partial(
             rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight, eps=norm.variance_epsilon
         )
+    for router in (module for module in theirs.modules() if type(module).__name__.endswith("TopKRouter")):
+        router.forward = partial(choose_experts, router)
     body = theirs.model.language_model
     for given in (None, positions):
         expected = theirs.lm_head(body(input_ids=text, position_ids=given).last_hidden_state)
         assert (ours(text, positions=given) - expected).abs().max() < 1e-10
+
+
+def choose_experts(router, x):
+    """The logits, and the weights and indices of the best experts by their softmax, which sum to 1."""
+    logits = x @ router.weight.T
+    weights, chosen = logits.softmax(-1).topk(router.top_k)
+    return logits, weights / weights.sum(-1, keepdim=True), chosen
+
+
+@torch.no_grad()
+def test_experts_of_qwen3_vl_are_stored_in_two_ways(tmp_path):
+    """As transformers saves them, and transposed as they are published; transformers reads both."""
+    theirs = MODELS["qwen3_vl_moe"](random.Random(5), False).eval()
+    redraw(theirs, lambda name: False)
+    theirs.save_pretrained(tmp_path)
+    text = torch.arange(20)[None]
+    expected = theirs(input_ids=text).logits
+    tensors = load_file(tmp_path / "model.safetensors")
+    for _ in range(2):
+        assert (load_text(tmp_path)(text) - expected).abs().max() < LIMIT
+        again = transformers.Qwen3VLMoeForConditionalGeneration.from_pretrained(tmp_path)
+        assert (again(input_ids=text).logits - expected).abs().max() < LIMIT
+        turned = {name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()}
+        save_file(turned, tmp_path / "model.safetensors", {"format": "pt"})
 
 
 def rename(folder, change):

@@ -55,6 +55,25 @@ def qwen3_vl(rng: random.Random) -> Case:
     return hub_case(rng, "Qwen3VLTextModel", config, may_differ=(TIED,))
 
 
+def qwen3_vl_moe(rng: random.Random) -> Case:
+    fields = common_fields(rng)
+    del fields[TIED]
+    fields["rope_parameters"] |= {"mrope_section": interleaved_sections(rng, head_dim(fields) // 2)}
+    fields["rope_parameters"] |= {"mrope_interleaved": True}
+    config = transformers.Qwen3VLMoeTextConfig(
+        **fields,
+        rms_norm_eps=eps(rng),
+        attention_bias=coin(rng),
+        num_experts=rng.choice([4, 6]),
+        num_experts_per_tok=rng.choice([1, 2, 3]),
+        moe_intermediate_size=rng.choice([16, 24]),
+        mlp_only_layers=rng.choice([[], [0], [1]]),
+        decoder_sparse_step=rng.choice([1, 2]),
+    )
+    layers = ("decoder_sparse_step", "mlp_only_layers")  # which may be said in two ways
+    return hub_case(rng, "Qwen3VLMoeTextModel", config, may_differ=(TIED, *layers), norm_topk_prob=True)
+
+
 def glm4v(rng: random.Random) -> Case:
     fields = plain_heads(rng)
     width = rng.choice([6, 8]) if head_dim(fields) == 8 else rng.choice([8, 10, 12])
@@ -68,5 +87,6 @@ CASES: Cases = {
     "qwen2_vl_text": qwen2_vl,
     "qwen2_5_vl_text": lambda rng: qwen2_vl(rng, "Qwen2_5_VL"),
     "qwen3_vl_text": qwen3_vl,
+    "qwen3_vl_moe_text": qwen3_vl_moe,
     "glm4v_text": glm4v,
 }

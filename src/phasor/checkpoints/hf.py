@@ -107,7 +107,10 @@ def open_hf(
         with torch.device("meta"):
             model = Transformer(config).to(dtype or tensors.main_dtype())
         shapes = dict(model.state_dict())
-        wanted = expand_rules(family.all_rules(config), config, shapes)
+        wanted = [
+            p if p.theirs not in names else p.for_shape(tensors.shape(names[p.theirs]), shapes[p.ours])
+            for p in expand_rules(family.all_rules(config), config, shapes)
+        ]
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
         model.origin = Origin(family.model_type, folder, config, fields.unread_fields())
         model.origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}

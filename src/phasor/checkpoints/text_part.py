@@ -48,6 +48,7 @@ MULTIMODAL = {
     "qwen2_vl": Multimodal("qwen2_vl_text", VISUAL),
     "qwen2_5_vl": Multimodal("qwen2_5_vl_text", VISUAL),
     "qwen3_vl": Multimodal("qwen3_vl_text", VISUAL),
+    "qwen3_vl_moe": Multimodal("qwen3_vl_moe_text", VISUAL),
     "smolvlm": Multimodal("llama", IDEFICS),
 }
 # Where the text part stands in a config.json.
@@ -71,6 +72,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "qwen2": (151936, 4096, 22016, 32, 32),
     "qwen2_vl_text": (152064, 8192, 29568, 80, 64),
     "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64),
+    "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32),
 }
 # Beginnings of names in the whole, and in the part.

@@ -41,6 +41,10 @@ class Layout:
         """The layout in one layer of a model, where it depends on the layer; None where the layer has no such part."""
         return self
 
+    def for_shape(self, shape: tuple[int, ...], ours: Tensor) -> Layout:
+        """The layout of a file whose tensor has this shape, where there are several."""
+        return self
+
     def shape(self, ours: Tensor, model: ModelConfig) -> tuple[int, ...]:
         """The shape of their tensor."""
         pieces, axis = self.pieces(ours, model), self.axis(ours)
@@ -89,6 +93,19 @@ class StackedTransposed(Layout):
 
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
         return [Piece(ours.mT, tuple(ours.mT.shape))]
+
+
+@dataclass(frozen=True)
+class StackedEitherWay(StackedTransposed):
+    """The same, which files as published have as `[experts, in, out]`: where both fit, it is as they are saved now.
+
+    >>> ours = torch.empty(3, 4, 5)
+    >>> StackedEitherWay().for_shape((3, 4, 5), ours) == SAME, StackedEitherWay().for_shape((3, 5, 4), ours) == SAME
+    (True, False)
+    """
+
+    def for_shape(self, shape: tuple[int, ...], ours: Tensor) -> Layout:
+        return SAME if shape == tuple(ours.shape) != tuple(ours.mT.shape) else self
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,10 @@ class Assignment(NamedTuple):
 
     def slice(self, ours: Tensor) -> Tensor:
         return ours if self.expert is None else ours[self.expert]
+
+    def for_shape(self, shape: tuple[int, ...], ours: Tensor) -> Assignment:
+        """The same, where their tensor has this shape."""
+        return self._replace(layout=self.layout.for_shape(shape, self.slice(ours)))
 
 
 def expand_rules(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -> list[Assignment]:
