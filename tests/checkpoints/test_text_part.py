@@ -29,6 +29,7 @@ EYES |= {"image_size": 16, "patch_size": 8}
 VISUAL = {"depth": 1, "num_heads": 2, "patch_size": 8, "intermediate_size": 16}
 TOKENS = {"image_token_id": 60, "video_token_id": 59}  # those of images, which no text here has
 SPECIAL = [*TOKENS.values(), 61]  # and of sounds
+LAYERS = ["dense", "sparse"]
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 MROPE = {"rope_type": "default", "rope_theta": 500.0}
 
@@ -78,6 +79,14 @@ def mistral_text(sizes):
     return transformers.MistralConfig(**sizes, sliding_window=7)
 
 
+def deepseek_ocr2(rng, tied):
+    fields = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2}
+    text = transformers.DeepseekOcr2TextConfig(**text_sizes(rng, num_hidden_layers=2, mlp_layer_types=LAYERS, **fields))
+    sam = EYES | {"output_channels": 8, "downsample_channels": [8, 16], "window_size": 2, "global_attn_indexes": [0]}
+    eyes = transformers.DeepseekOcr2VisionConfig(sam_config=sam, encoder_config=EYES | {"num_key_value_heads": 2})
+    return build("DeepseekOcr2", text, eyes, tied, image_token_id=60)
+
+
 def plain(config):
     return lambda sizes: config(**sizes)
 
@@ -109,6 +118,7 @@ def visual(name, rope, fixed=None, **eyes):
 
 
 MODELS = {
+    "deepseek_ocr2": deepseek_ocr2,
     "gemma3": like_llava("Gemma3", gemma3_text, transformers.SiglipVisionConfig),
     "gemma4": gemma4,
     "glm4v": visual("Glm4v", {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.7}, hidden_size=16),
@@ -138,7 +148,7 @@ MODELS = {
     ),
     "smolvlm": idefics("SmolVLM"),
 }
-OF_CODE = {"h2ovl_chat", "internvl_chat", "kimi_k25"}  # whose classes are not part of transformers
+OF_CODE = {"deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_k25"}  # whose classes are not part of transformers
 
 
 def test_every_multimodal_model_is_tested():
@@ -204,8 +214,8 @@ def same_when_saved(ours, theirs, folder, out, text):
     saved = json.loads((out / "config.json").read_text())
     assert saved["model_type"] == theirs.config.text_config.model_type
     assert "vision_config" not in saved
-    again = transformers.AutoModel.from_pretrained(out)
-    before = theirs.model.get_decoder().state_dict()
+    decoder = theirs.model.get_decoder()
+    again, before = type(decoder).from_pretrained(out), decoder.state_dict()
     after = again.state_dict()
     assert before.keys() == after.keys()
     assert [n for n in before if not torch.equal(before[n], after[n])] == []
@@ -297,6 +307,12 @@ def rename(folder, change):
         index.write_text(json.dumps(data))
 
 
+def add_eyes(folder, names):
+    """Tensors beside those of text."""
+    tensors = load_file(folder / "model.safetensors") | {name: torch.zeros(3) for name in names}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 @torch.no_grad()
 def test_names_and_fields_of_older_files(tmp_path):
     """Qwen2-VL as it is published: the fields of text beside those of the whole, `visual` beside `model`."""
@@ -341,12 +357,52 @@ def test_kimi_is_deepseek_v3_by_another_name(tmp_path):
     expected = theirs(input_ids=text).logits
     assert (phasor.load(tmp_path)(text) - expected).abs().max() < LIMIT
     rename(tmp_path, lambda n: f"language_model.{n}")
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors |= {"vision_tower.patch_embed.proj.weight": torch.zeros(3), "mm_projector.proj.0.weight": torch.zeros(3)}
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    add_eyes(tmp_path, ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"])
     config = {"model_type": "kimi_k25", "text_config": data, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (load_text(tmp_path)(text) - expected).abs().max() < LIMIT
+
+
+@torch.no_grad()
+def test_deepseek_ocr_has_keys_for_every_head_and_experts_one_by_one(tmp_path):
+    """As published, with its code: the text's fields in `language_config`, which say that nothing is latent."""
+    theirs = deepseek_ocr2(random.Random(4), False).eval()
+    redraw(theirs, lambda name: False)
+    theirs.save_pretrained(tmp_path)
+    assert "model.layers.1.mlp.experts.5.gate_proj.weight" in load_file(tmp_path / "model.safetensors")
+    whole = json.loads((tmp_path / "config.json").read_text())
+    said = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "eos_token_id")
+    said += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "n_routed_experts", "n_shared_experts")
+    text = {name: whole["text_config"][name] for name in (*said, "num_experts_per_tok", "moe_intermediate_size")}
+    latent = dict.fromkeys(("q_lora_rank", "kv_lora_rank"))
+    latent |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0)
+    text |= latent | {"architectures": ["DeepseekV2ForCausalLM"], "use_mla": False, "first_k_dense_replace": 1}
+    text |= {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "lm_head": True, "rm_head": False}
+    config = text | {"model_type": "deepseek_vl_v2", "architectures": ["DeepseekOCRForCausalLM"], "tile_tag": "2D"}
+    config |= {"language_config": text, "vision_config": {"model_name": "deeplip_b_l"}, "projector_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = torch.arange(20)[None]
+    ours = load_text(tmp_path)
+    assert (ours(tokens) - theirs(input_ids=tokens).logits).abs().max() < LIMIT
+    phasor.save(ours, tmp_path / "text", format="hf")
+    again = transformers.DeepseekOcr2TextModel.from_pretrained(tmp_path / "text")
+    assert torch.equal(again(tokens).last_hidden_state, theirs.model.language_model(tokens).last_hidden_state)
+
+
+@torch.no_grad()
+def test_deepseek_vl2_has_latent_attention(tmp_path):
+    sizes = text_sizes(random.Random(6), num_hidden_layers=2, q_lora_rank=None, kv_lora_rank=12, num_key_value_heads=None)
+    sizes |= {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8}
+    sizes |= {"moe_intermediate_size": 12, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
+    theirs = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes)).eval()
+    redraw(theirs, lambda name: False)
+    theirs.save_pretrained(tmp_path)
+    rename(tmp_path, lambda n: f"language.{n}")
+    add_eyes(tmp_path, ["vision.norm.weight", "projector.layers.0.weight", "image_newline", "view_seperator"])
+    text = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_vl_v2", "language_config": text}))
+    tokens = torch.arange(20)[None]
+    assert (load_text(tmp_path)(tokens) - theirs(input_ids=tokens).logits).abs().max() < LIMIT
 
 
 @pytest.mark.parametrize("name", ["h2ovl_chat", "internvl_chat"])
@@ -357,9 +413,7 @@ def test_text_parts_of_models_that_bring_their_code(name, tmp_path):
     redraw(theirs, lambda name: False)
     theirs.save_pretrained(tmp_path)
     rename(tmp_path, lambda n: f"language_model.{n}")
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors |= {"vision_model.embeddings.class_embedding": torch.zeros(3), "mlp1.0.weight": torch.zeros(3)}
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    add_eyes(tmp_path, ["vision_model.embeddings.class_embedding", "mlp1.0.weight"])
     text_config = json.loads((tmp_path / "config.json").read_text())
     config = {"model_type": name, "llm_config": text_config, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))

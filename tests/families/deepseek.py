@@ -1,4 +1,4 @@
-"""Random configurations of DeepSeek V2, V3 and V3.2, GLM-4.7-Flash and GLM-5."""
+"""Random configurations of DeepSeek V2, V3, V3.2 and OCR, GLM-4.7-Flash and GLM-5."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def deepseek_v2(rng: random.Random) -> Case:
     return Case(DeepseekV2ForCausalLM, config)
 
 
+def deepseek_ocr2(rng: random.Random) -> Case:
+    sizes = latent_sizes(rng)
+    latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    layers = ["dense"] * sizes.pop("first_k_dense_replace") + ["sparse"] * sizes["num_hidden_layers"]
+    sizes = {name: value for name, value in sizes.items() if name not in (*latent, "tie_word_embeddings")}
+    sizes["num_key_value_heads"] = rng.choice([1, 2, sizes["num_attention_heads"]])
+    sizes["mlp_layer_types"] = layers[: sizes["num_hidden_layers"]]
+    chosen = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2} if coin(rng) else {}
+    config = transformers.DeepseekOcr2TextConfig(**sizes | chosen)
+    config._experts_implementation = "eager"
+    return Case(transformers.DeepseekOcr2TextModel, config)
+
+
 def with_correction(name: str, **fields: Any) -> Case:
     """A case whose experts have a correction, which checkpoints hold."""
     config = getattr(transformers, f"{name}Config")(**fields)
@@ -92,6 +105,7 @@ def glm_moe_dsa(rng: random.Random) -> Case:
 
 
 CASES: Cases = {
+    "deepseek_ocr2_text": deepseek_ocr2,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,

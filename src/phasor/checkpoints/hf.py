@@ -109,7 +109,7 @@ def open_hf(
         shapes = dict(model.state_dict())
         wanted = [
             p if p.theirs not in names else p.for_shape(tensors.shape(names[p.theirs]), shapes[p.ours])
-            for p in expand_rules(family.all_rules(config), config, shapes)
+            for p in expand_rules(family.all_rules(config), config, shapes, names)
         ]
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
         model.origin = Origin(family.model_type, folder, config, fields.unread_fields())

@@ -30,9 +30,14 @@ CHAT = {"vision_model.": "the vision tower", "mlp1.": "the projector"}
 GEMMA4 = {"vision_tower.": "the vision tower", "embed_vision.": "the projector of images"}
 GEMMA4 |= {"audio_tower.": "the audio tower", "embed_audio.": "the projector of sounds"}
 KIMI = {"vision_tower.": "the vision tower", "mm_projector.": "the projector"}
+DEEPSEEK = {"sam_model.": "the vision tower", "vision_model.": "the vision tower", "vision.": "the vision tower"}
+DEEPSEEK |= {"qwen2_model.": "the vision tower", "projector.": "the projector"}
+DEEPSEEK |= dict.fromkeys(("image_newline", "tile_indicators", "view_seperator"), "the vectors between parts of images")
 VISUAL = {"visual.": "the vision tower with its projector"}
 
 MULTIMODAL = {
+    "deepseek_ocr2": Multimodal("deepseek_ocr2_text", DEEPSEEK),
+    "deepseek_vl_v2": Multimodal("deepseek_v2", DEEPSEEK),
     "gemma3": Multimodal("gemma3_text", LLAVA, tied=True),
     "gemma4": Multimodal("gemma4_text", GEMMA4, tied=True),
     "glm4v": Multimodal("glm4v_text", VISUAL),
@@ -52,7 +57,7 @@ MULTIMODAL = {
     "smolvlm": Multimodal("llama", IDEFICS),
 }
 # Where the text part stands in a config.json.
-NESTED = ("text_config", "llm_config")
+NESTED = ("text_config", "llm_config", "language_config")
 # Fields of the whole, beside those of text where older files have both in one.
 WHOLE = frozenset(
     """
@@ -63,6 +68,8 @@ WHOLE = frozenset(
 # Sizes that text parts leave out where they are the family's own in transformers.
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES: dict[str, tuple[int, ...]] = {
+    "deepseek_ocr2_text": (102400, 4096, 11008, 32, 32),
+    "deepseek_v2": (102400, 4096, 11008, 32, 32),
     "gemma3_text": (262208, 2304, 9216, 26, 8),
     "gemma4_text": (262144, 2304, 9216, 30, 8),
     "glm4v_text": (151552, 4096, 13696, 40, 32),
@@ -79,6 +86,8 @@ SIZES: dict[str, tuple[int, ...]] = {
 BEGINNINGS = {
     "language_model.model.": "model.",
     "language_model.": "",
+    "language.model.": "model.",
+    "language.": "",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
     "": "",
@@ -118,6 +127,8 @@ def text_fields(data: dict[str, Any], file: Path) -> dict[str, Any]:
     given = {name: value for name, value in data.items() if name not in WHOLE} if inside is None else inside
     kind = given.get("model_type") or (whole and whole.text)
     kind = families.SAME_AS.get(str(kind), kind)
+    if kind == "deepseek_v2" and given.get("use_mla") is False:  # which that family of transformers always has
+        kind = "deepseek_ocr2_text"
     said = [fields[TIED] for fields in (data, given) if fields.get(TIED) is not None]
     tied = next((value for value in said if value is not False), False) if said else bool(whole and whole.tied)
     beside = {name: data[name] for name in SHARED if data.get(name) is not None}
@@ -143,7 +154,7 @@ def text_names(found: list[str], data: dict[str, Any], file: Path) -> tuple[dict
             names[BEGINNINGS[beginning] + name.removeprefix(beginning)] = name
         else:
             left.add(other)
-    return names, [what for start, what in whole.rest.items() if start in left]
+    return names, list(dict.fromkeys(what for start, what in whole.rest.items() if start in left))
 
 
 def refuse_whole(data: dict[str, Any], file: Path) -> None:
@@ -155,5 +166,5 @@ def refuse_whole(data: dict[str, Any], file: Path) -> None:
     refused = f"{file}: phasor does not load the multimodal {quote(data['model_type'])} as a whole"
     if kind not in families.names():
         raise ValueError(f"{refused}, nor its text part: {unknown('model_type', kind, families.names())}")
-    rest = " and ".join(whole.rest.values())
+    rest = " and ".join(dict.fromkeys(whole.rest.values()))
     raise ValueError(f"{refused}; its text part, a {kind}, is loaded without {rest} by part='text' (--part text)")

@@ -6,7 +6,7 @@ them, so a rule cannot be right in one direction and wrong in the other, and no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -180,12 +180,25 @@ class Rule:
     """One of their tensors and where it lies in ours.
 
     `{i}` stands for a layer. `{e}` in their name stands for an expert, whose slice of our tensor the layout sees.
-    A rule whose tensor the model does not have is skipped, and one whose part a layer does not have.
+    A rule whose tensor the model does not have is skipped, and one whose part a layer does not have. A file that lacks
+    its tensor has those of the rules `otherwise` in its place, where there are any.
     """
 
     ours: str
     theirs: str
     layout: Layout = SAME
+    otherwise: tuple[Rule, ...] = ()
+
+    def expand(self, i: int, model: ModelConfig, ours: dict[str, Tensor], stored: Collection[str]) -> list[Assignment]:
+        """The rule's tensors for one layer, of a model with the tensors `ours`; `stored` are those of a file."""
+        name, theirs = self.ours.replace("{i}", str(i)), self.theirs.replace("{i}", str(i))
+        layout = self.layout.for_layer(model, i) if name in ours else None
+        if layout is None:
+            return []
+        if stored and self.otherwise and theirs not in stored:
+            return [found for rule in self.otherwise for found in rule.expand(i, model, ours, stored)]
+        experts = range(len(ours[name])) if "{e}" in theirs else [None]
+        return [Assignment(name, theirs.replace("{e}", str(e)), layout, e) for e in experts]
 
 
 class Assignment(NamedTuple):
@@ -204,21 +217,18 @@ class Assignment(NamedTuple):
         return self._replace(layout=self.layout.for_shape(shape, self.slice(ours)))
 
 
-def expand_rules(rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor]) -> list[Assignment]:
-    """Expand rules over layers and experts, and check that they cover all of our tensors exactly once."""
+def expand_rules(
+    rules: Iterator[Rule], model: ModelConfig, ours: dict[str, Tensor], stored: Collection[str] = ()
+) -> list[Assignment]:
+    """Expand rules over layers and experts, and check that they cover all of our tensors exactly once.
+
+    `stored` are the names in a file, where one is read.
+    """
     found = []
     for rule in rules:
         side: Side = "encoder" if rule.ours.startswith("encoder.") else "decoder"
         for i in range(model.depth(side) if "{i}" in rule.ours + rule.theirs else 1):
-            name = rule.ours.replace("{i}", str(i))
-            if name not in ours:
-                continue
-            theirs = rule.theirs.replace("{i}", str(i))
-            experts = range(len(ours[name])) if "{e}" in theirs else [None]
-            layout = rule.layout.for_layer(model, i)
-            if layout is None:
-                continue
-            found += [Assignment(name, theirs.replace("{e}", str(e)), layout, e) for e in experts]
+            found += rule.expand(i, model, ours, stored)
     given = dict.fromkeys(ours, 0)
     for assignment in found:
         mine = assignment.slice(ours[assignment.ours])

@@ -48,6 +48,7 @@ class DeepSeekV2(LatentLike):
         "first_k_dense_replace": FirstDense(0),
         "mlp_bias": Pinned(False),
         "rope_parameters": AdjacentRope(),
+        "use_mla": Pinned(True),
         "scoring_func": Pinned("softmax"),
         "norm_topk_prob": Pinned(False),
     }
