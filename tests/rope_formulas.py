@@ -76,12 +76,12 @@ def llama3(base, d, length, *, factor, original_length, low_freq_factor=1.0, hig
     result = []
     for f in plain(base, d)[0]:
         wavelength = 2 * mp.pi / f
-        t = (original_length / wavelength - low) / (high - low)
         if wavelength < original_length / high:
             result.append(f)
         elif wavelength > original_length / low:
             result.append(f / s)
         else:
+            t = (original_length / wavelength - low) / (high - low)
             result.append((1 - t) * f / s + t * f)
     return result, mp.mpf(1)
 
@@ -146,6 +146,7 @@ CASES = {
     "dynamic-yarn-beyond": (DYNAMIC_YARN, 50001),
     "dynamic-yarn-mscale": (DYNAMIC_YARN | {"truncate": False, "mscale": 0.9, "mscale_all_dim": 0.7}, 50001),
     "llama3": (LLAMA3, None),
+    "llama3-one-bound": (LLAMA3 | {"high_freq_factor": 1.0}, None),
     "longrope-within": (LONGROPE, 4096),
     "longrope-beyond": (LONGROPE, 4097),
     "longrope-attention": (LONGROPE | {"attention": 1.19}, 4097),

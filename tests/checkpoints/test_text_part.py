@@ -87,6 +87,15 @@ def deepseek_ocr2(rng, tied):
     return build("DeepseekOcr2", text, eyes, tied, image_token_id=60)
 
 
+def llama4(rng, tied):
+    sizes = text_sizes(rng, head_dim=10, attention_chunk_size=7, no_rope_layers=[1, 0, 1], intermediate_size_mlp=24)
+    text = transformers.Llama4TextConfig(**sizes, num_local_experts=5, moe_layers=[1], floor_scale=8)
+    eyes = transformers.Llama4VisionConfig(
+        **EYES, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16
+    )
+    return build("Llama4", text, eyes, tied, image_token_index=60)
+
+
 def plain(config):
     return lambda sizes: config(**sizes)
 
@@ -124,6 +133,7 @@ MODELS = {
     "glm4v": visual("Glm4v", {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.7}, hidden_size=16),
     "idefics3": idefics("Idefics3"),
     "internvl": internvl,
+    "llama4": llama4,
     "llava": like_llava("Llava", plain(transformers.LlamaConfig), transformers.CLIPVisionConfig),
     "llava_next": like_llava("LlavaNext", mistral_text, transformers.CLIPVisionConfig),
     "llava_onevision": like_llava("LlavaOnevision", plain(transformers.Qwen2Config), transformers.SiglipVisionConfig),
@@ -214,7 +224,7 @@ def same_when_saved(ours, theirs, folder, out, text):
     saved = json.loads((out / "config.json").read_text())
     assert saved["model_type"] == theirs.config.text_config.model_type
     assert "vision_config" not in saved
-    decoder = theirs.model.get_decoder()
+    decoder = theirs.get_decoder()
     again, before = type(decoder).from_pretrained(out), decoder.state_dict()
     after = again.state_dict()
     assert before.keys() == after.keys()
@@ -371,7 +381,14 @@ def test_deepseek_ocr_has_keys_for_every_head_and_experts_one_by_one(tmp_path):
     theirs.save_pretrained(tmp_path)
     assert "model.layers.1.mlp.experts.5.gate_proj.weight" in load_file(tmp_path / "model.safetensors")
     whole = json.loads((tmp_path / "config.json").read_text())
-    said = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "eos_token_id")
+    said = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "eos_token_id",
+    )
     said += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "n_routed_experts", "n_shared_experts")
     text = {name: whole["text_config"][name] for name in (*said, "num_experts_per_tok", "moe_intermediate_size")}
     latent = dict.fromkeys(("q_lora_rank", "kv_lora_rank"))
@@ -391,7 +408,9 @@ def test_deepseek_ocr_has_keys_for_every_head_and_experts_one_by_one(tmp_path):
 
 @torch.no_grad()
 def test_deepseek_vl2_has_latent_attention(tmp_path):
-    sizes = text_sizes(random.Random(6), num_hidden_layers=2, q_lora_rank=None, kv_lora_rank=12, num_key_value_heads=None)
+    sizes = text_sizes(
+        random.Random(6), num_hidden_layers=2, q_lora_rank=None, kv_lora_rank=12, num_key_value_heads=None
+    )
     sizes |= {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8}
     sizes |= {"moe_intermediate_size": 12, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
     theirs = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes)).eval()

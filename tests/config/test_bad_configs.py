@@ -121,7 +121,7 @@ SETTINGS = {
     "dynamic-without-length": (lambda: DynamicYaRN(), "DynamicYaRN", "original_length"),
     "factor-below-one": (lambda: LinearScaling(factor=0.5), "LinearScaling.factor", "0.5"),
     "llama3-factors": (
-        lambda: Llama3Scaling(factor=8.0, original_length=64, low_freq_factor=4.0),
+        lambda: Llama3Scaling(factor=8.0, original_length=64, low_freq_factor=4.5),
         "high_freq_factor",
         "low_freq_factor",
     ),
@@ -175,6 +175,17 @@ SETTINGS = {
         "'none'",
     ),
     "qk-norm-bias-without-norm": (lambda: SoftmaxAttentionConfig(qk_norm_bias=False), "qk_norm_bias", "qk_norm"),
+    "qk-norm-weight-without-norm": (lambda: SoftmaxAttentionConfig(qk_norm_weight=False), "qk_norm_weight", "qk_norm"),
+    "no-norm-after-positions": (
+        lambda: SoftmaxAttentionConfig(qk_norm_after_positions=True),
+        "qk_norm_after_positions",
+        "no norm",
+    ),
+    "norm-between-rotations": (
+        lambda: config(position="selfextend", attention={"qk_norm": "head", "qk_norm_after_positions": True}),
+        "qk_norm_after_positions",
+        "'selfextend'",
+    ),
     "limit-without-clamp": (
         lambda: FeedForwardConfig(activation={"kind": "swiglu", "limit": 5.0}),
         "SwiGLUConfig",

@@ -83,6 +83,32 @@ def mixtral(rng: random.Random, cls: str = "MixtralForCausalLM") -> Case:
     return hub_case(rng, cls, config, drop=("router_jitter_noise",))
 
 
+def llama4(rng: random.Random, cls: str = "Llama4ForCausalLM") -> Case:
+    """Temperatures that step up behind the padded rows, whose tokens theirs counts from the padding on."""
+    sizes = common_fields(rng) | {"rope_parameters": rope(rng, ("default", "llama3", "yarn"))}
+    layers = sizes["num_hidden_layers"]
+    config = transformers.Llama4TextConfig(
+        **sizes,
+        intermediate_size_mlp=rng.choice([40, 64]),
+        rms_norm_eps=eps(rng),
+        attention_bias=coin(rng),
+        num_local_experts=rng.choice([3, 4, 6]),
+        num_experts_per_tok=rng.choice([1, 1, 2]),
+        moe_layers=rng.choice([None, [0], list(range(layers))]),
+        interleave_moe_layer_step=rng.choice([1, 2]),
+        use_qk_norm=coin(rng),
+        no_rope_layers=rng.choice([None, [1, 0, *(rng.choice([0, 1]) for _ in range(layers - 2))]]),
+        no_rope_layer_interval=2,
+        attention_chunk_size=rng.choice([7, 16]),
+        attn_temperature_tuning=coin(rng),
+        floor_scale=rng.choice([24, 30]),
+        attn_scale=rng.choice([0.1, 0.5]),
+    )
+    rules = ("interleave_moe_layer_step", "no_rope_layer_interval")  # of what the file lists
+    unused = () if config.attn_temperature_tuning else ("attn_scale", "floor_scale")
+    return hub_case(rng, cls, config, may_differ=(*rules, *unused), for_llm_compressor=False)
+
+
 def phimoe(rng: random.Random, cls: str = "PhimoeForCausalLM") -> Case:
     """Noise of the router so large that several experts are near the best."""
     sizes = share_of_width(rng, common_fields(rng)) | {"rope_parameters": rope(rng, ("default",))}
@@ -268,6 +294,7 @@ WITH_HEAD = {
     "mistral": mistral,
     "mixtral": mixtral,
     "phimoe": phimoe,
+    "llama4_text": llama4,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
@@ -281,6 +308,7 @@ WITHOUT_HEAD = {
     "mistral": "MistralModel",
     "mixtral": "MixtralModel",
     "phimoe": "PhimoeModel",
+    "llama4_text": "Llama4TextModel",
     "qwen2": "Qwen2Model",
     "qwen3": "Qwen3Model",
     "qwen3_moe": "Qwen3MoeModel",

@@ -192,6 +192,9 @@ REFUSED = {
     "positions have several axes, decay or rotate values": {"position": "xpos"},
     "attention has a softcap, a clip or capped sinks": {"attention": {"softcap": 20.0}},
     "queries and keys are normalized over all heads together": {"attention": {"qk_norm": "whole"}},
+    "queries and keys are normalized after positions or without a weight": {
+        "attention": {"qk_norm": "head", "qk_norm_after_positions": True}
+    },
     "only some of queries, keys and values have a bias": {"attention": {"bias": ("q", "v")}},
     "a mixture of experts has a shared one": {
         "feedforward": {"activation": "swiglu", "experts": {"num_experts": 4, "shared_dim": 16}}

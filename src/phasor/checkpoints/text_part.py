@@ -27,6 +27,7 @@ LLAVA = {"vision_tower.": "the vision tower", "multi_modal_projector.": "the pro
 NEXT = LLAVA | {"image_newline": "the vector for ends of image rows"}
 IDEFICS = {"vision_model.": "the vision tower", "connector.": "the projector"}
 CHAT = {"vision_model.": "the vision tower", "mlp1.": "the projector"}
+LLAMA4 = {"vision_model.": "the vision tower", "multi_modal_projector.": "the projector"}
 GEMMA4 = {"vision_tower.": "the vision tower", "embed_vision.": "the projector of images"}
 GEMMA4 |= {"audio_tower.": "the audio tower", "embed_audio.": "the projector of sounds"}
 KIMI = {"vision_tower.": "the vision tower", "mm_projector.": "the projector"}
@@ -46,6 +47,7 @@ MULTIMODAL = {
     "internvl": Multimodal("qwen2", LLAVA, tied=True),
     "internvl_chat": Multimodal("llama", CHAT),
     "kimi_k25": Multimodal("deepseek_v3", KIMI),
+    "llama4": Multimodal("llama4_text", LLAMA4),
     "llava": Multimodal("llama", LLAVA),
     "llava_next": Multimodal("llama", NEXT),
     "llava_onevision": Multimodal("qwen2", NEXT),
@@ -74,6 +76,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "gemma4_text": (262144, 2304, 9216, 30, 8),
     "glm4v_text": (151552, 4096, 13696, 40, 32),
     "llama": (32000, 4096, 11008, 32, 32),
+    "llama4_text": (202048, 5120, 8192, 48, 40),
     "ministral3": (131072, 4096, 14336, 34, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
     "qwen2": (151936, 4096, 22016, 32, 32),

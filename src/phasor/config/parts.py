@@ -25,6 +25,8 @@ class ExpertsConfig(Config):
     and its weight is its softmax among them without those whose logit is lower by more than `2 jitter` times its size.
     Training chooses as evaluation does, without sampling.
 
+    With `weight_inputs` the weights multiply what experts take, not what they give (Llama 4).
+
     `shared_dim` adds a shared expert for every token, weighted by a learned gate with `shared_gate`. Several shared
     experts are one of their joint width. With `branch_norms` the shared expert and the routed ones take the residual
     stream, each between norms of its branch, in place of the one norm before both. `router_norm` normalizes what the
@@ -52,6 +54,7 @@ class ExpertsConfig(Config):
     router_norm: bool = False
     expert_scale: bool = False
     branch_norms: bool = False
+    weight_inputs: bool = False
 
     @property
     def kernel_why_not(self) -> str | None:
@@ -62,6 +65,8 @@ class ExpertsConfig(Config):
             return "a correction of the choice of experts has no kernel"
         if self.num_groups > 1:
             return "groups of experts have no kernel"
+        if self.weight_inputs:
+            return "weights of what experts take have no kernel"
         if self.router_norm or self.branch_norms:
             return "norms of the router or of the experts have no kernel"
         return None if self.scale == 1 and not self.expert_scale else "scaled weights of experts have no kernel"

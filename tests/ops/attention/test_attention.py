@@ -13,8 +13,9 @@ from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.layer_step import CrossStep, LayerStep
-from phasor.nn.positions.base import Position
+from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record
+from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref, blocks
 from phasor.transformer import Transformer
 
@@ -110,6 +111,33 @@ def test_attention_module_is_its_equation(qk_norm, bias, clip):
     expected = mixed @ module.out.weight.T + (module.out.bias if "out" in bias else 0.0)
     ours = module(x, self_attention_context(Mask(causal=True)))
     assert_same(ours, expected, [x, *module.parameters()], 1e-9)
+
+
+@pytest.mark.parametrize("weight", [True, False])
+@pytest.mark.parametrize("qk_norm", ["head", "heads", "whole"])
+def test_rotated_queries_and_keys_are_normalized(qk_norm, weight):
+    """By the formula of a rotation in float64, which a norm with weights does not commute with."""
+    norm = LayerNormConfig(eps=1e-3, bias=False)
+    model = ModelConfig(
+        vocab_size=9, dim=21, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=6, norm=norm, position="rotary"
+    )
+    config = SoftmaxAttentionConfig(qk_norm=qk_norm, qk_norm_weight=weight, qk_norm_after_positions=True)
+    module = redraw(SoftmaxAttention(config, model))
+    assert weight == any("_norm." in name for name, _ in module.named_parameters())
+    angles = torch.arange(13.0, dtype=torch.float64)[:, None] * 10000.0 ** -(torch.arange(3, dtype=torch.float64) / 3)
+    cos, sin = (turn(angles).repeat(1, 2)[:, None] for turn in (torch.cos, torch.sin))
+    x, parts = normal(2, 13, 21), {}
+    for part in "qkv":
+        y = parts[part] = plain_projection(module, x, part)
+        if part != "v":
+            y = y * cos + torch.cat((-y[..., 3:], y[..., :3]), -1) * sin
+            own = (module.q_norm if part == "q" else module.k_norm).weight if weight else 1.0
+            parts[part] = plain_norm(y.flatten(-2) if qk_norm == "whole" else y, norm, own, 0.0).view(y.shape)
+    mixed = plain_attention(*(parts[p] for p in "qkv"), torch.ones(13, 13).tril(), 6**-0.5).flatten(-2)
+    mask, scheme = Mask(causal=True), build_position(model.position, model, "decoder")
+    prepared = scheme.prepare(SequenceInfo(torch.arange(13), 13), x)
+    ours = module(x, AttentionContext(mask, scheme, LayerStep(mask, None), prepared))
+    assert_same(ours, mixed @ module.out.weight.T, [*module.parameters()], 1e-9)
 
 
 @pytest.mark.parametrize("qk_norm", ["head", "heads", "whole"])

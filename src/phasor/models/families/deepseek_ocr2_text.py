@@ -51,7 +51,9 @@ class DeepSeekOCR2Text(LlamaLike):
         yield from super().feedforward(ours, theirs)
         yield from super().feedforward(f"{ours}.shared", f"{theirs}.shared_experts")
         yield from linear(f"{ours}.router", f"{theirs}.gate")
-        gate, up, down = experts(ours, *(f"{theirs}.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")))
+        gate, up, down = experts(
+            ours, *(f"{theirs}.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down"))
+        )
         yield Rule(f"{ours}.up", f"{theirs}.experts.gate_up_proj", StackedTransposed(), otherwise=(gate, up))
         yield Rule(f"{ours}.down", f"{theirs}.experts.down_proj", StackedTransposed(), otherwise=(down,))
 

@@ -36,6 +36,7 @@ class SortedRouting:
         num_experts: int,
     ) -> None:
         self.weights, chosen = route(logits, config, correction)  # [N, k] each
+        self.weight_inputs = config.weight_inputs
         chosen, absent_too = chosen.flatten(), num_experts < logits.shape[-1]
         if absent_too:
             here = (chosen >= first_expert) & (chosen < first_expert + num_experts)
@@ -48,8 +49,11 @@ class SortedRouting:
         self.expert = expert.clamp(max=num_experts - 1) if absent_too else expert
 
     def gather(self, x: Tensor) -> Tensor:
-        """The rows of tokens `[N, dim]` for every choice, sorted by expert: `[N top_k, dim]`."""
-        return self.zero_absent(take_rows(x, self.order, self.inverse, self.weights.shape[1]))
+        """The rows of tokens `[N, dim]` for every choice, sorted by expert and perhaps weighted: `[N top_k, dim]`."""
+        rows = take_rows(x, self.order, self.inverse, self.weights.shape[1])
+        if self.weight_inputs:
+            rows = rows * self.weights.flatten()[self.order, None].to(rows.dtype)
+        return self.zero_absent(rows)
 
     def add_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Add its expert's bias, of `[num_experts, dim]`, to each row."""
@@ -58,7 +62,7 @@ class SortedRouting:
     def combine(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The sum of the rows of every token with their biases, by the weights of their experts: `[N, dim]`."""
         rows = take_rows(self.add_bias(x, bias), self.inverse, self.order, 1).view(*self.weights.shape, x.shape[1])
-        return (rows * self.weights[..., None].to(rows.dtype)).sum(1)
+        return (rows if self.weight_inputs else rows * self.weights[..., None].to(rows.dtype)).sum(1)
 
     def zero_absent(self, x: Tensor) -> Tensor:
         """Zeros in place of rows of experts that are not here, which no matrix product writes."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor
 from phasor.config.model import ModelConfig
-from phasor.config.parts import LayerNormConfig, NoNormConfig
+from phasor.config.parts import LayerNormConfig, NoNormConfig, NormConfig
 from phasor.config.schema import MOST_FEATURES, MOST_HEAD_DIM, not_negative, positive
 from phasor.config.sparse import ChunkedConfig, SparseConfig
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
@@ -25,16 +25,17 @@ QK_NORMS = {
 class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     """softmax(q k^T * scale) v: multi-head, grouped-query or multi-query, by ModelConfig's numbers of heads.
 
-    `head_dim` and `num_kv_heads` stand for the model's in the layers with this attention.
-    `window` is the number of keys a query attends to, its own included; `sink_tokens` keep the first tokens visible
-    beyond it, at their true distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits`
-    gives every head a learned logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries
-    and keys where the model's other norms have one (StableLM). `sparse` is a pattern of the keys that a query attends
-    to, out of those that the mask and the window show. With `value_is_key` values are not projected: they are the
-    projected keys, before the norm of keys and positions. `v_norm` normalizes the values of each head, with nothing
-    learned. With `shared_kv` a layer projects queries alone, and attends to the keys and values of the last layer
-    before it that has the same attention but for this field, and the same positions. `bias` names the projections that
-    have one, out of those that there are.
+    `head_dim` and `num_kv_heads` stand for the model's in the layers with this attention. `window` is the number of
+    keys a query attends to, its own included; `sink_tokens` keep the first tokens visible beyond it, at their true
+    distance or, with `cap_sinks`, at most as far as window and sinks are long. `sink_logits` gives every head a learned
+    logit in the softmax. `qk_norm_bias=False` leaves the bias out of the norms of queries and keys where the model's
+    other norms have one (StableLM), and `qk_norm_weight=False` leaves out all that is learned (Llama 4). With
+    `qk_norm_after_positions` what is normalized are rotated queries and keys (HunYuan, Llama 4). `sparse` is a pattern
+    of the keys that a query attends to, out of those that the mask and the window show. With `value_is_key` values are
+    not projected: they are the projected keys, before the norm of keys and positions. `v_norm` normalizes the values of
+    each head, with nothing learned. With `shared_kv` a layer projects queries alone, and attends to the keys and values
+    of the last layer before it that has the same attention but for this field, and the same positions. `bias` names the
+    projections that have one, out of those that there are.
 
     >>> SoftmaxAttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -49,6 +50,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     softcap: float | None = None
     qk_norm: Literal["none", "head", "heads", "whole"] = "none"
     qk_norm_bias: bool = True
+    qk_norm_weight: bool = True
+    qk_norm_after_positions: bool = False
     value_is_key: bool = False
     v_norm: bool = False
     shared_kv: bool = False
@@ -71,6 +74,10 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             )
         if not self.qk_norm_bias and self.qk_norm == "none":
             raise ValueError(f"{name}.qk_norm_bias=False needs qk_norm: there is no norm to leave the bias out of")
+        if not self.qk_norm_weight and self.qk_norm == "none":
+            raise ValueError(f"{name}.qk_norm_weight=False needs qk_norm: there is no norm to leave the weight out of")
+        if self.qk_norm_after_positions and self.qk_norm == "none":
+            raise ValueError(f"{name}.qk_norm_after_positions needs qk_norm: there is no norm to move")
         if self.cap_sinks and not self.sink_tokens:
             raise ValueError(f"{name}.cap_sinks needs sink_tokens: it caps the distance to them")
         if self.cap_sinks and self.shared_kv:
@@ -104,8 +111,20 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             )
         if self.qk_norm != "none" and isinstance(model.norm, NoNormConfig):
             raise ValueError(f"{name}.qk_norm is {self.qk_norm!r}, but the model's norm is 'none'")
+        if self.qk_norm_after_positions:
+            self.check_rotated_once(model)
         if self.v_norm and isinstance(model.norm, NoNormConfig):
             raise ValueError(f"{name}.v_norm normalizes values, but the model's norm is 'none'")
+
+    def check_rotated_once(self, model: ModelConfig) -> None:
+        """Raise ValueError for positions that rotate keys again after they are normalized."""
+        layers = (model.layer(index) for index in range(max(1, len(model.layers))))
+        for position in (part for layer in layers if layer.attention == self for part in layer.position.parts):
+            if not position.takes_latent_keys:
+                raise ValueError(
+                    f"{type(self).__name__}.qk_norm_after_positions takes positions that are done with queries and "
+                    f"keys before their product, and not {position.kind!r}"
+                )
 
     def with_window(self, window: int, sink_tokens: int, cap_sinks: bool) -> Self:
         return self.replace(window=window, sink_tokens=sink_tokens, cap_sinks=cap_sinks)
@@ -157,11 +176,14 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         sinks = {"sinks": Weight((model.num_heads,), 0)} if self.sink_logits else {}
         return with_prefixes(projections | norms | {"partial_qkv_bias": partial}) | sinks
 
+    def norm_of_heads(self, model: ModelConfig) -> NormConfig:
+        """The norm of queries and keys, less what they lack of the model's."""
+        norm = model.norm if self.qk_norm_weight else model.norm.without_weights()
+        return norm.replace(bias=False) if isinstance(norm, LayerNormConfig) and not self.qk_norm_bias else norm
+
     def norm_weights(self, model: ModelConfig, heads: int) -> Weights:
         """The weights of the norm of queries or of keys."""
-        norm, head_dim = model.norm, self.head_dim_of(model)
-        if isinstance(norm, LayerNormConfig) and not self.qk_norm_bias:
-            norm = norm.replace(bias=False)
+        norm, head_dim = self.norm_of_heads(model), self.head_dim_of(model)
         if self.qk_norm == "none":
             return {}
         if self.qk_norm == "heads":
@@ -186,5 +208,6 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             "softmax-biases": cls(bias=("q", "v", "out"), qk_norm="heads", sink_logits=True, clip=4.0),
             "softmax-heads": cls(head_dim=12, num_kv_heads=4, qk_norm="heads", bias=("k",), window=5),
             "softmax-value-is-key": cls(value_is_key=True, v_norm=True, qk_norm="head", bias=("q", "k", "v", "out")),
+            "softmax-norm-after-positions": cls(qk_norm="head", qk_norm_after_positions=True),
             "softmax-chunked": cls(bias=("q", "k", "v"), sparse=ChunkedConfig(chunk=4)),
         }

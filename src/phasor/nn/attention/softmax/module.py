@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from phasor.config import (
     ChunkedConfig,
     DilatedConfig,
-    LayerNormConfig,
     ModelConfig,
     SparseConfig,
     StridedConfig,
@@ -54,6 +54,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             self.qkv = nn.Linear(model.dim, self.group_size * kv_dim, bias=set(config.projected) <= set(config.bias))
         self.out = nn.Linear(self.num_heads * self.head_dim, model.dim, bias="out" in config.bias)
         self.has_qk_norm = config.qk_norm != "none"
+        self.norms_rotated = config.qk_norm_after_positions and not cross
         self.q_norm = self._qk_norm(model, self.num_heads)
         self.k_norm = nn.Identity() if config.shared_kv else self._qk_norm(model, self.num_kv_heads)
         self.v_norm = build_norm(model.norm.without_weights(), self.head_dim) if config.v_norm else nn.Identity()
@@ -113,6 +114,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             return "attention is sparse"
         if config.qk_norm == "whole":
             return "queries and keys are normalized over all heads together"
+        if config.qk_norm_after_positions or not config.qk_norm_weight:
+            return "queries and keys are normalized after positions or without a weight"
         if config.value_is_key or config.v_norm or config.shared_kv:
             return "values are keys or normalized, or those of another layer"
         return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
@@ -121,10 +124,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         shapes = {"head": (self.head_dim,), "heads": (heads, self.head_dim), "whole": (heads * self.head_dim,)}
         if self.config.qk_norm == "none":
             return nn.Identity()
-        norm = model.norm
-        if isinstance(norm, LayerNormConfig) and not self.config.qk_norm_bias:
-            norm = norm.replace(bias=False)
-        return build_norm(norm, *shapes[self.config.qk_norm])
+        return build_norm(self.config.norm_of_heads(model), *shapes[self.config.qk_norm])
 
     def _partial_qkv_bias(self) -> nn.ParameterDict:
         """Biases of parts whose neighbors in the same projection have none."""
@@ -157,7 +157,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         return {"keys": self._bias_clip_norm("k", kv[0]), "values": self._bias_clip_norm("v", kv[-1])}
 
     def _bias_clip_norm(self, part: str, x: Tensor) -> Tensor:
-        """What happens to projected queries, keys or values before positions: own bias, clipping, norm."""
+        """What happens to projected queries, keys or values before positions: own bias, clipping, perhaps the norm."""
         biased = "k" if part == "v" and self.config.value_is_key else part
         if biased in self.partly_biased:
             x = x + self.partial_qkv_bias[biased]
@@ -165,6 +165,10 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             x = x.clamp(-self.config.clip, self.config.clip)
         if part == "v":
             return self.v_norm(x)
+        return x if self.norms_rotated else self._norm(part, x)
+
+    def _norm(self, part: str, x: Tensor) -> Tensor:
+        """Normalized queries or keys."""
         if not self.has_qk_norm:
             return x
         norm = self.q_norm if part == "q" else self.k_norm
@@ -182,8 +186,16 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             q, k, v = (self._bias_clip_norm(part, x) for part, x in (("q", q), ("k", k), ("v", v)))
             if ctx.capped_sinks is not None:
                 prepared, positions = ctx.capped_sinks
-                sink_queries = SinkQueries(ctx.position.on_query(q, prepared), positions)
-        return *ctx.position.on_heads(q, k, v, ctx.prepared), sink_queries
+                sink_queries = SinkQueries(self.place_query(q, ctx, prepared), positions)
+        q, k, v = ctx.position.on_heads(q, k, v, ctx.prepared)
+        if self.norms_rotated:
+            q, k = self._norm("q", q), self._norm("k", k)
+        return q, k, v, sink_queries
+
+    def place_query(self, q: Tensor, ctx: AttentionContext, prepared: Any) -> Tensor:
+        """Queries `[B, T, H, D]` with positions in them, normalized where they are so after that."""
+        q = ctx.position.on_query(q, prepared)
+        return self._norm("q", q) if self.norms_rotated else q
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries: SinkQueries | None = None
@@ -191,7 +203,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             ctx = ctx.for_layer(x)
             q = self._bias_clip_norm("q", self.project(x).flatten(-3, -2))  # [B, T, H, D]
             assert ctx.step.shared_kv is not None
-            q, (k, v) = ctx.position.on_query(q, ctx.prepared), ctx.step.shared_kv  # [B, S, K, D]
+            q, (k, v) = self.place_query(q, ctx, ctx.prepared), ctx.step.shared_kv  # [B, S, K, D]
         elif not self.cross:
             ctx = ctx.for_layer(x, self.project_heads)
             q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)

@@ -229,7 +229,10 @@ class DynamicYaRN(RampScaling, kind="dynamic-yarn"):
 
 
 class Llama3Scaling(RotaryScaling, kind="llama3"):
-    """Llama 3.1: wavelengths under a bound kept, over another divided, and a smooth passage between."""
+    """Llama 3.1: wavelengths under a bound kept, over another divided, and a smooth passage between.
+
+    Where both factors are equal there is one bound and nothing between (Llama 4).
+    """
 
     factor: float
     original_length: int
@@ -239,9 +242,9 @@ class Llama3Scaling(RotaryScaling, kind="llama3"):
     def check(self) -> None:
         at_least_one(self, "factor")
         positive(self, "original_length", "low_freq_factor")
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
-                f"Llama3Scaling.high_freq_factor ({self.high_freq_factor}) must be greater than "
+                f"Llama3Scaling.high_freq_factor ({self.high_freq_factor}) must be at least "
                 f"low_freq_factor ({self.low_freq_factor})"
             )
 
@@ -251,7 +254,8 @@ class Llama3Scaling(RotaryScaling, kind="llama3"):
 
         def extend(f: Decimal) -> Decimal:
             rotations = self.original_length * f / (2 * PI)
-            keep = min(max((rotations - low) / (high - low), Decimal(0)), Decimal(1))
+            passage = (rotations - low) / (high - low) if high > low else rotations - low > 0
+            keep = min(max(Decimal(passage), Decimal(0)), Decimal(1))
             return f / Decimal(self.factor) * (1 - keep) + f * keep
 
         return [extend(f) for f in geometric_frequencies(base, dim)]
