@@ -65,6 +65,19 @@ def exaone4_without_windows(rng: random.Random) -> Case:
     return hub_case(rng, "Exaone4ForCausalLM", config, may_differ=("sliding_window_pattern",))
 
 
+def hunyuan(rng: random.Random, cls: str = "HunYuanDenseV1ForCausalLM", **fields: Any) -> Case:
+    sizes = common_fields(rng)
+    if coin(rng):
+        sizes["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0}
+    name = cls.removesuffix("ForCausalLM").removesuffix("Model")
+    config = getattr(transformers, f"{name}Config")(**sizes, **fields, rms_norm_eps=eps(rng), attention_bias=coin(rng))
+    return hub_case(rng, cls, config, use_qk_norm=True, use_cla=False)
+
+
+def hunyuan_moe(rng: random.Random, cls: str = "HunYuanMoEV1ForCausalLM") -> Case:
+    return hunyuan(rng, cls, num_experts=rng.choice([4, 6]), moe_topk=rng.choice([1, 2, 3]))
+
+
 def cohere2(rng: random.Random, cls: str = "Cohere2ForCausalLM") -> Case:
     sizes = share_of_width(rng, common_fields(rng))
     rule = {"sliding_window_pattern": rng.choice([2, 3])}
@@ -198,6 +211,8 @@ WITH_HEAD = {
     "olmo3": olmo3,
     "exaone4": exaone4,
     "cohere2": cohere2,
+    "hunyuan_v1_dense": hunyuan,
+    "hunyuan_v1_moe": hunyuan_moe,
     "seed_oss": seed_oss,
     "arcee": arcee,
     "nemotron": nemotron,
@@ -212,6 +227,8 @@ WITHOUT_HEAD = {
     "olmo3": "Olmo3Model",
     "exaone4": "Exaone4Model",
     "cohere2": "Cohere2Model",
+    "hunyuan_v1_dense": "HunYuanDenseV1Model",
+    "hunyuan_v1_moe": "HunYuanMoEV1Model",
     "seed_oss": "SeedOssModel",
     "arcee": "ArceeModel",
     "nemotron": "NemotronModel",

@@ -40,6 +40,7 @@ BILLIONS = {
     "olmoe-1b-7b-0924": 6.9,
     "ernie-4.5-21b-a3b-pt": 21.8,
     "granite-3.1-3b-a800m-base": 3.3,
+    "hunyuan-a13b-instruct": 80.4,
 }
 
 
@@ -93,6 +94,16 @@ def test_published_latent_attention_keeps_576_elements_of_a_token(name):
     assert {layer.attention.cached_elements(config) for layer in map(config.layer, range(config.num_layers))} == {
         576 + 128 * indexed
     }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_shared_expert": 2}, {"moe_topk": [8] * 31 + [4]}, {"moe_intermediate_size": 1024}, {"use_cla": True}],
+)
+def test_hunyuan_with_layers_that_differ_or_share_is_refused(change):
+    data = published("hunyuan-a13b-instruct") | change
+    with pytest.raises(ValueError, match=f"{next(iter(change))} .*must be"):
+        family(data["model_type"]).read_whole(Fields(data, Path("config.json")))
 
 
 @pytest.mark.parametrize("field", ["rope_interleave", "indexer_rope_interleave"])

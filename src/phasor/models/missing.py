@@ -25,7 +25,6 @@ MISSING = {
     "falcon_h1": Missing(f"{MAMBA2} beside attention", "llama"),
     "falcon_mamba": Missing(MAMBA, "llama"),
     "granitemoehybrid": Missing(MAMBA2, "granitemoe"),
-    "hunyuan_v1_dense": Missing("norms of queries and keys behind their rotation", "qwen3"),
     "jamba": Missing(MAMBA, "mixtral"),
     "kimi_linear": Missing(DELTA, "deepseek_v3"),
     "lfm2": Missing(CONVOLUTIONS, "qwen3"),
