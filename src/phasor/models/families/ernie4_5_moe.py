@@ -54,8 +54,9 @@ class Ernie45MoE(Ernie45):
         "moe_layer_start_index": ExpertLayers(),
         "rope_parameters": Ernie45.fields["rope_parameters"],
     }
-    harmless = frozenset({"output_router_logits", "router_aux_loss_coef"})  # which outputs are returned, and a loss
-    passthrough = ("model.mtp_*",)  # layers that predict further tokens
+    # Which outputs are returned, a loss, and how many layers predict further tokens, which are no part of the model.
+    harmless = frozenset({"output_router_logits", "router_aux_loss_coef", "num_nextn_predict_layers"})
+    passthrough = ("model.mtp_*",)
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from LlamaLike.feedforward(self, ours, theirs)

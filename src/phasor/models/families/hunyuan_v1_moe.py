@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 from phasor.models.entries import Draft, Field, FieldEntry
 from phasor.models.families.hunyuan_v1_dense import HunYuanDense
 from phasor.models.fields import Fields, json_repr
