@@ -1,0 +1,114 @@
+"""Linear attention with a state of constant size: the public functions, and the tables of their paths.
+
+Queries and keys are `[B, K, T, key_dim]`, values `[B, H, T, value_dim]`; `H / K` heads in a row share the queries and
+keys of one. `log_decay <= 0` and `strength` are `[B, H, T]`. The state is `[B, H, key_dim, value_dim]` in float32, in
+float64 for values in float64. `starts [B, T]` is True where a document begins: the state before that token is zero.
+
+A token with a key of zero and `log_decay` 0 leaves the state as it was, and one with `strength` 0 and `log_decay` 0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.linear_attention.reference import causal_convolution_ref, gated_delta_ref, retention_ref
+
+
+def gated_delta(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule (Gated DeltaNet), `[B, H, T, value_dim]`, and the state after the last token.
+
+    `S_t = exp(g_t) S_{t-1}`, then `S_t += strength_t k_t (v_t - S_t^T k_t)^T`, and the output is `S_t^T q_t`. Queries
+    are scaled and keys normalized by the caller.
+
+    >>> import torch
+    >>> k = torch.eye(2)[None, None]
+    >>> y, state = gated_delta(k, k, torch.tensor([[[[3.0], [4.0]]]]), torch.zeros(1, 1, 2), torch.ones(1, 1, 2))
+    >>> y.flatten().tolist(), state.flatten().tolist()
+    ([3.0, 4.0], [3.0, 4.0])
+    """
+    check_shapes(query, key, value, state, starts, log_decay=log_decay, strength=strength)
+    result: tuple[Tensor, Tensor] = GATED_DELTA(query, key, value, log_decay, strength, state, starts)
+    return result
+
+
+def retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Retention (RetNet, Mamba-2), `[B, H, T, value_dim]`, and the state after the last token.
+
+    `S_t = exp(g_t) S_{t-1} + k_t v_t^T`, and the output is `S_t^T q_t`.
+
+    >>> import torch
+    >>> q, k, v = torch.ones(3, 1, 1, 3, 1)
+    >>> y, state = retention(q, k, v, torch.full((1, 1, 3), 0.5).log(), starts=torch.tensor([[False, False, True]]))
+    >>> y.flatten().tolist(), state.flatten().tolist()
+    ([1.0, 1.5, 1.0], [1.0])
+    """
+    check_shapes(query, key, value, state, starts, log_decay=log_decay)
+    result: tuple[Tensor, Tensor] = RETENTION(query, key, value, log_decay, state, starts)
+    return result
+
+
+def causal_convolution(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The depthwise convolution of `inputs [B, T, C]` with `weight [C, W]`, and the last inputs `[B, W - 1, C]`.
+
+    The last column of the weight is the current token's. Windows begin in the state, and do not reach across a start.
+
+    >>> import torch
+    >>> y, state = causal_convolution(torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[10.0, 1.0]]))
+    >>> y.flatten().tolist(), state.flatten().tolist()
+    ([1.0, 12.0, 23.0], [3.0])
+    """
+    result: tuple[Tensor, Tensor] = CAUSAL_CONVOLUTION(inputs, weight, bias, state, starts)
+    return result
+
+
+def check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, starts: Tensor | None, **gates: Tensor
+) -> None:
+    """Raise a ValueError that names the first argument whose shape does not fit the others."""
+    if key.dim() != 4 or value.dim() != 4:
+        raise ValueError(
+            f"linear attention: keys and values are [batch, heads, tokens, features], "
+            f"not {list(key.shape)} and {list(value.shape)}"
+        )
+    (batch, key_heads, length, key_dim), (heads, value_dim) = key.shape, value.shape[1::2]
+    if heads % key_heads:
+        raise ValueError(f"linear attention: {heads} heads are not a multiple of {key_heads} key heads")
+    expected = {
+        "query": (query, [batch, key_heads, length, key_dim]),
+        "value": (value, [batch, heads, length, value_dim]),
+        **{name: (gate, [batch, heads, length]) for name, gate in gates.items()},
+        "state": (state, [batch, heads, key_dim, value_dim]),
+        "starts": (starts, [batch, length]),
+    }
+    for name, (x, shape) in expected.items():
+        if x is not None and list(x.shape) != shape:
+            raise ValueError(
+                f"linear attention: {name} has the shape {list(x.shape)}, but {shape} fits the keys and values"
+            )
+
+
+GATED_DELTA = Dispatch(Path("recurrence in torch", gated_delta_ref))
+RETENTION = Dispatch(Path("recurrence in torch", retention_ref))
+CAUSAL_CONVOLUTION = Dispatch(Path("windows in torch", causal_convolution_ref))
