@@ -24,6 +24,7 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
     """
 
     supports_cross: ClassVar[bool] = False
+    takes_positions: ClassVar[bool] = True  # schemes that act in layers leave others out
 
     @property
     def window(self) -> int | None:
@@ -88,6 +89,10 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         """What a layer keeps of each token in a cache, by name."""
         shape = self.num_kv_heads_of(model), self.head_dim_of(model)
         return {"keys": CachedTensor(shape), "values": CachedTensor(shape)}
+
+    def cached_per_sequence(self, model: ModelConfig) -> dict[str, CachedTensor]:
+        """What a layer keeps of each sequence in a cache, whatever its length, by name: a state."""
+        return {}
 
     def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
         """Elements of a token in a cache, which context parallelism gathers, on one of `tensor` processes."""

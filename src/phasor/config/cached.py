@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class CachedTensor(NamedTuple):
-    """A tensor that a layer keeps in a cache: the shape of one token's part of it, and its dtype.
+    """A tensor that a layer keeps in a cache: the shape of what one token or one sequence has of it, and its dtype.
 
-    None stands for the dtype of the model's activations.
+    None stands for the dtype of the model's activations. A floating dtype is the least: activations in float64 have
+    theirs.
 
     >>> CachedTensor((8, 128)).dtype is None
     True

@@ -143,6 +143,11 @@ class ModelConfig(Config):
                 "it is a pattern repeated over the depth"
             )
         for layer in map(self.layer, range(max(1, len(self.layers)))):
+            if layer.position.acts_on and not layer.attention.takes_positions:
+                raise ValueError(
+                    f"LayerConfig.position is {layer.position.kind!r}, and {layer.attention.kind} attention takes no "
+                    "positions: leave it out"
+                )
             unfit = self.position if "input" in self.position.acts_on else layer.position
             name = type(layer.attention).__name__
             if layer.attention.cap_sinks and layer.position.follows_input:
@@ -244,11 +249,12 @@ class ModelConfig(Config):
         [128, None, 128]
         """
         own = self.layers[index % len(self.layers)] if self.layers else LayerConfig()
-        outside = "input" in self.position.acts_on
+        attention = own.attention or self.attention
+        outside = "input" in self.position.acts_on or not attention.takes_positions
         in_layer = PositionConfig.from_dict({"kind": "none"}) if outside else self.position
         return Layer(
             position=own.position or in_layer,
-            attention=own.attention or self.attention,
+            attention=attention,
             feedforward=own.feedforward or self.feedforward,
         )
 
@@ -329,6 +335,15 @@ class ModelConfig(Config):
         position, attention, _ = self.layer(index)
         kept = position.cached_per_token(self.with_heads_of(attention))
         return merge_by_name(attention.cached_per_token(self), kept)
+
+    def cached_per_sequence(self, index: int) -> dict[str, CachedTensor]:
+        """What one layer keeps for each sequence in a cache, by name: the state of its attention.
+
+        >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=2, attention="gated-delta")
+        >>> {name: kept.shape for name, kept in config.cached_per_sequence(0).items()}
+        {'state': (2, 2, 4), 'inputs': (3, 16)}
+        """
+        return self.layer(index).attention.cached_per_sequence(self)
 
     def layer_positions(self) -> list[PositionConfig]:
         """The distinct schemes that act inside layers, in the order they first appear."""

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.config import ModelConfig
+from phasor.config.cached import CachedTensor
 from phasor.config.schema import name_some, quote
 from phasor.files import atomic_write, safetensors_errors
 from phasor.kv_cache.protocol import EncoderOutput
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Cache = TypeVar("Cache", bound="KVCache")
 PER_ROW = ("counts", "peaks", "prefixes")
+STATE = "state_"  # begins the names of what layers keep of rows
 FORMAT = 2  # which slots a layer has, and what their keys are
 
 
@@ -61,7 +63,7 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
     if metadata["format"] != FORMAT:
         raise ValueError(f"this version reads the format {FORMAT}, and the file is of another: read its tokens again")
     config, rows = ModelConfig.from_dict(metadata["config"]), metadata["batch_size"]
-    keeping = {str(index) for index in range(config.num_layers) if config.cached_per_token(index)}
+    keeping = {str(index) for index in range(config.num_layers) if kept_by_layer(config, index)}
     of_layers = (name for name in tensors if not name.startswith(("positions.", "document_ids.")))
     if keeping != {name.rpartition(".")[2] for name in of_layers if name[-1:].isdigit()}:
         raise ValueError(f"its configuration has {config.num_layers} layers, and its tensors have not")
@@ -109,10 +111,16 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
 def activation_dtype(config: ModelConfig, tensors: dict[str, Tensor]) -> torch.dtype | None:
     """The dtype of what layers keep in the dtype of activations."""
     for index in range(config.num_layers):
-        for name, kept in config.cached_per_token(index).items():
+        for name, kept in kept_by_layer(config, index).items():
             if kept.dtype is None:
                 return tensors[f"{name}.{index}"].dtype
     return None
+
+
+def kept_by_layer(config: ModelConfig, index: int) -> dict[str, CachedTensor]:
+    """What a layer keeps of tokens and of rows, by the names of its tensors in a file."""
+    states = {f"{STATE}{name}": kept for name, kept in config.cached_per_sequence(index).items()}
+    return config.cached_per_token(index) | states
 
 
 def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
@@ -131,8 +139,9 @@ def fill(cache: Cache, tensors: dict[str, Tensor]) -> Cache:
             raise ValueError(
                 f"{name} is {stored.dtype} {list(stored.shape)} where {x.dtype} {list(x.shape)} is expected"
             )
-    for i, layer in enumerate(cache.layers):
-        layer.update({name: tensors[f"{name}.{i}"] for name in layer})
+    for prefix, layers in (("", cache.layers), (STATE, cache.states)):
+        for i, layer in enumerate(layers):
+            layer.update({name: tensors[f"{prefix}{name}.{i}"] for name in layer})
     for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
         table.update({layout: tensors[f"{name}.{i}"] for i, layout in enumerate(table)})
     return cache
@@ -143,7 +152,7 @@ def tensors_of(cache: KVCache) -> dict[str, Tensor]:
     named: dict[str, Tensor | None] = {"origins": cache.origins}
     if isinstance(cache.next_positions, Tensor):
         named["next_positions"] = cache.next_positions
-    for prefix, layers in (("", cache.layers), ("cross_", cache.cross)):
+    for prefix, layers in (("", cache.layers), (STATE, cache.states), ("cross_", cache.cross)):
         named |= {f"{prefix}{name}.{i}": x for i, layer in enumerate(layers) for name, x in layer.items()}
     for name, table in (("positions", cache.positions), ("document_ids", cache.document_ids or {})):
         named |= {f"{name}.{i}": x for i, x in enumerate(table.values())}

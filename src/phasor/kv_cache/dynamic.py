@@ -3,7 +3,8 @@
 Every layer keeps the tensors that it declares by `cached_per_token`, its keys and values among them, in slots. The
 first `sinks` tokens of a row have fixed slots, the others go into a ring buffer; a layer without a window has a ring as
 long as the cache, which never wraps around. Rows may hold different numbers of tokens. Keys are stored with their
-positions applied, which is final because the sequence's planned length is fixed when the cache is created.
+positions applied, which is final because the sequence's planned length is fixed when the cache is created. A layer whose
+attention keeps a state declares it by `cached_per_sequence`, and has one for each row.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from phasor.config.text_files import path_of
 from phasor.kv_cache.cache_file import read_cache, write_cache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.slots import EMPTY, RingWrite, SlotLayout, last_entries
+from phasor.kv_cache.states import States, begins_document, clear_rows, restore_states, stored_dtype
 from phasor.nn.checks import check_attention_mask
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import SequenceArgs, SequenceInfo, token_order
@@ -47,10 +49,11 @@ class DynamicLayerStep(LayerStep):
 class KVCache:
     """Keys and values of a decoder, created by `model.new_cache(batch_size, max_length)`.
 
-    `layers` has what each layer keeps, tensors `[B, slots, ...]` by name, such as `layers[0]["keys"]`. `length` is the
-    sequence length that frequencies are planned for (an integer or one per row), `used` the number of tokens held (an
-    integer, or one per row where they differ). A call with a cache equals the full forward over all tokens so far at
-    that length. No gradient flows through a cache.
+    `layers` has what each layer keeps, tensors `[B, slots, ...]` by name, such as `layers[0]["keys"]`, and `states` what
+    it keeps of each row, whatever its length, tensors `[B, ...]`. `length` is the sequence length that frequencies are
+    planned for (an integer or one per row), `used` the number of tokens held (an integer, or one per row where they
+    differ). A call with a cache equals the full forward over all tokens so far at that length. No gradient flows through
+    a cache.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
@@ -95,9 +98,12 @@ class KVCache:
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self.declared = [config.cached_per_token(index) for index in range(config.num_layers)]
         self.layers = [self._zeros(kept, x.slots) for kept, x in zip(self.declared, self.layouts, strict=True)]
+        self.states = [self._zeros(config.cached_per_sequence(index)) for index in range(config.num_layers)]
         self.document_ids: dict[SlotLayout, Tensor] | None = None
 
     def _layout(self, attention: AttentionConfig) -> SlotLayout:
+        if attention.cached_per_sequence(self.config):
+            return SlotLayout(0, 1 + self.spare, 1, state=True)
         window, sinks, sparse = attention.reach, attention.sink_tokens, attention.sparse is not None
         if window is None or self.max_length < window:
             return SlotLayout(0, self.max_length, None, sparse=sparse)
@@ -112,13 +118,11 @@ class KVCache:
         layers = (self.config.layer(index) for index in range(self.config.num_layers))
         return [self._zeros(layer.attention.cached_per_token(self.config), source_length) for layer in layers]
 
-    def _zeros(self, declared: dict[str, CachedTensor], tokens: int) -> dict[str, Tensor]:
-        """What a layer keeps for some number of tokens in each row."""
+    def _zeros(self, declared: dict[str, CachedTensor], *tokens: int) -> dict[str, Tensor]:
+        """What a layer keeps for some number of tokens in each row, or for each row."""
         return {
             name: torch.zeros(
-                (self.batch_size, tokens, *kept.shape),
-                device=self.device,
-                dtype=self.dtype if kept.dtype is None else getattr(torch, kept.dtype),
+                (self.batch_size, *tokens, *kept.shape), device=self.device, dtype=stored_dtype(kept, self.dtype)
             )
             for name, kept in declared.items()
         }
@@ -144,13 +148,13 @@ class KVCache:
 
     @property
     def endless(self) -> bool:
-        """Whether every layer has a window, so that tokens may go on past `max_length`."""
+        """Whether every layer has a window or a state, so that tokens may go on past `max_length`."""
         return all(layout.window is not None for layout in self.layouts)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what layers keep, that of an encoder's output included."""
-        return sum(x.nbytes for tensors in (*self.layers, *self.cross) for x in tensors.values())
+        return sum(x.nbytes for tensors in (*self.layers, *self.states, *self.cross) for x in tensors.values())
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """Positions and lengths of the next tokens; by default they follow those held."""
@@ -211,6 +215,10 @@ class KVCache:
             self.document_ids = self.new_table()
         rows = self._rows_to_store(seq).expand(self.batch_size, count)
         self.broken = True
+        if seq.document_ids is not None and any(self.states):
+            assert self.document_ids is not None
+            last = self._last(self.document_ids)
+            clear_rows(self.states, begins_document(seq.document_ids, seq.attention_mask, last))
         per_layout: dict[SlotLayout, tuple[Mask, Tensor, RingWrite]] = {}
         for layout in self.positions:
             write = RingWrite(layout, self.counts, after, real, count, rows.device)
@@ -222,13 +230,13 @@ class KVCache:
             per_layout[layout] = self._mask(write, seq, mask, document_ids), positions, write
         self._pending = seq, after, prefixes
         return [
-            DynamicLayerStep(*per_layout[layout], tensors)
-            for layout, tensors in zip(self.layouts, self.layers, strict=True)
+            DynamicLayerStep(*per_layout[layout], tensors, states=states)
+            for layout, tensors, states in zip(self.layouts, self.layers, self.states, strict=True)
         ]
 
     def _mask(self, write: RingWrite, seq: SequenceInfo, mask: Mask, document_ids: Tensor | None) -> Mask:
         """Which keys each query attends to: `mask` in a first call, later by the token index of queries and keys."""
-        if write.mode == "first":
+        if write.mode == "first" or write.layout.state:
             return mask
         layout, device, real = write.layout, seq.positions.device, seq.attention_mask
         causal = Mask(causal=True, query_document_ids=seq.document_ids, key_document_ids=document_ids)
@@ -332,11 +340,12 @@ class KVCache:
         layout, data = next(iter(table.items()))
         return last_entries(data, layout, self.counts)
 
-    def crop(self, tokens: int | Sequence[int]) -> None:
+    def crop(self, tokens: int | Sequence[int], states: States | None = None) -> None:
         """Undo the last tokens: an integer, or one per row.
 
         A ring overwrites its oldest tokens, so after it has wrapped around at most `spare` tokens (plus one) can be
-        undone.
+        undone. A state cannot be undone token by token: where layers keep one, crop takes all tokens of a row or none, or
+        the `states` that rows had before those tokens.
         """
         undo = per_row_integers(tokens, self.batch_size, "crop takes")
         after = [n - u for n, u in zip(self.counts, undo, strict=True)]
@@ -348,8 +357,13 @@ class KVCache:
                     f"the {self.prefixes[row]} tokens of the prefix in row {row} have seen each other: "
                     f"{self.counts[row] - self.prefixes[row]} tokens can be undone, or all of them, not {u}"
                 )
+            if u and n and states is None and any(self.states):
+                raise ValueError(
+                    f"the state that layers keep of row {row} cannot be undone token by token: crop takes 0 or all "
+                    f"{self.counts[row]} tokens, not {u}"
+                )
             for layout in self.layouts:
-                if layout.window is None or self.peaks[row] <= layout.slots:
+                if layout.window is None or self.peaks[row] <= layout.slots or (layout.state and n == 0):
                     continue
                 kept = self.peaks[row] - self.spare - min(1, layout.window - 1)  # a window of 1 keeps no older token
                 if n < kept:
@@ -361,6 +375,10 @@ class KVCache:
         self.counts = after
         if not any(undo):
             return
+        if states is not None:
+            restore_states(self.states, states)
+        if any(self.states) and not all(after):
+            clear_rows(self.states, torch.tensor([n == 0 for n in after], device=self.device))
         self.prefixes = [min(p, n) for p, n in zip(self.prefixes, after, strict=True)]
         if isinstance(self.next_positions, int) and self.uniform:
             self.next_positions -= undo[0]
@@ -405,16 +423,14 @@ class KVCache:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """A copy on another device, or with another dtype of keys, values and all that has the dtype of activations."""
-        fixed = [
-            tensors[name]
-            for tensors, declared in zip(self.layers, self.declared, strict=True)
-            for name, kept in declared.items()
-            if kept.dtype is not None
-        ]
+        of_states = [self.config.cached_per_sequence(index) for index in range(self.config.num_layers)]
+        held = zip((*self.layers, *self.states), (*self.declared, *of_states), strict=True)
+        declared = {id(tensors[name]): kept for tensors, own in held for name, kept in own.items()}
 
         def move(x: Tensor, layout: SlotLayout | None) -> Tensor:
-            converts = x.is_floating_point() and not any(x is other for other in fixed)
-            return x.to(device=device, dtype=dtype if converts else None, copy=True)
+            if dtype is None or not x.is_floating_point():
+                return x.to(device=device, copy=True)
+            return x.to(device=device, dtype=stored_dtype(declared.get(id(x), CachedTensor(())), dtype), copy=True)
 
         other = copy.copy(self)
         other._replace_tensors(move)
@@ -432,6 +448,7 @@ class KVCache:
             {name: change(x, layout) for name, x in tensors.items()}
             for layout, tensors in zip(self.layouts, self.layers, strict=True)
         ]
+        self.states = [{name: change(x, None) for name, x in states.items()} for states in self.states]
         self.positions = table(self.positions)
         self.document_ids = None if self.document_ids is None else table(self.document_ids)
         self.cross = [{name: change(x, None) for name, x in tensors.items()} for tensors in self.cross]

@@ -24,6 +24,7 @@ class SlotLayout:
     window: int | None
     cap_sinks: bool = False  # whether the distance to the sinks is capped
     sparse: bool = False  # whether attention is sparse, so that a query does not see every token of the window
+    state: bool = False  # whether the layer keeps a state, and of tokens no more than the positions of the last ones
 
     @property
     def slots(self) -> int:

@@ -69,7 +69,7 @@ class StaticKVCache:
             length = cache.lengths[0]
         row = torch.zeros(cache.batch_size, dtype=torch.int64, device=cache.device)
         self.config, self.layouts, self.length = cache.config, cache.layouts, length
-        self.layers, self.positions = cache.layers, cache.positions
+        self.layers, self.states, self.positions = cache.layers, cache.states, cache.positions
         self.counts, self.next_positions, self.origins = row, row.clone()[:, None], row.clone()[:, None]
         self.memory, self.cross = cache.memory, cache.cross
         if source_length is not None:
@@ -112,6 +112,7 @@ class StaticKVCache:
             reorder_cache = reorder_cache_ref
         for tensors in filter(None, self.layers):
             reorder_cache(tuple(tensors.values()), order, self.counts, beams)
+        reorder_cache_ref([x for states in self.states for x in states.values()], order, self.counts, beams)
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """One token per row, right after those held."""
@@ -133,9 +134,9 @@ class StaticKVCache:
             causal = Mask(causal=True, query_index=self.counts[:, None], key_index=held)
             per_layout[layout] = causal, write_slot(table, slot, seq.rows.expand(len(slot), 1)), slot
         steps = []
-        for layout, tensors in zip(self.layouts, self.layers, strict=True):
+        for layout, tensors, states in zip(self.layouts, self.layers, self.states, strict=True):
             mask, key_positions, slot = per_layout[layout]
-            steps.append(StaticLayerStep(mask, key_positions, layout, self.counts, slot, tensors))
+            steps.append(StaticLayerStep(mask, key_positions, layout, self.counts, slot, tensors, states=states))
         return steps
 
     def commit(self) -> None:

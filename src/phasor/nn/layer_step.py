@@ -1,6 +1,7 @@
 """One layer in one call: what its tokens keep, by name, and what all tokens that it attends to have kept.
 
-Attention and position schemes declare what they keep by `cached_per_token`, and store it by `LayerStep.update`.
+Attention and position schemes declare what they keep by `cached_per_token`, and store it by `LayerStep.update`; a state,
+declared by `cached_per_sequence`, by `LayerStep.store`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class LayerStep:
     counted: bool = field(default=False, kw_only=True)  # whether they are known to count the tokens of each document
     # Where a layer leaves its keys and values for later layers, which have the same list.
     shared_kv: list[Tensor] | None = field(default=None, kw_only=True)
+    # What the layer keeps of each sequence, `[B, ...]` by name; None without a cache.
+    states: dict[str, Tensor] | None = field(default=None, kw_only=True)
 
     def update(self, **new: Tensor) -> tuple[Tensor, ...]:
         """Store what the tokens of this call keep, `[B, T, ...]` by name, and return it for all keys, `[B, S, ...]`."""
@@ -47,6 +50,19 @@ class LayerStep:
     def last(self, name: str) -> Tensor | None:
         """What the last token before this call kept, `[B, ...]`; zeros in rows without one, None without a cache."""
         return None
+
+    def state(self, name: str) -> Tensor | None:
+        """What the layer keeps of each sequence before this call, `[B, ...]`; None without a cache."""
+        if self.states is None:
+            return None
+        kept = self.states[name]
+        return kept.clone() if torch.is_grad_enabled() else kept  # `store` writes over what a backward pass may need
+
+    def store(self, **new: Tensor) -> None:
+        """Keep the states after this call, `[B, ...]` by name."""
+        if self.states is not None:
+            for name, x in new.items():
+                self.states[name].copy_(x.detach())
 
     def cumsum(self, x: Tensor) -> Tensor:
         """The sum of `x` `[B, T, ...]` over the tokens of this call up to each of them."""

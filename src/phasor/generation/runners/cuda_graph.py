@@ -143,7 +143,7 @@ class CudaGraphRunner:
         """The cache with nothing in it."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_event(self.step_done)  # steps of the last request
-        for tensors in self.empty_cache.layers:
+        for tensors in (*self.empty_cache.layers, *self.empty_cache.states):
             for x in tensors.values():
                 x.zero_()
         cache = copy.copy(self.empty_cache)

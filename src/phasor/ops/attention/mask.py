@@ -31,7 +31,8 @@ class PreparedMask:
     """What kernels need of a mask, as tensors; None for what they do not, or have to find themselves.
 
     `bounds`, `query_ranges` and `shifts` are what the functions of `intervals` give, `row` the keys that a single query
-    sees, `[B or 1, 1, 1, S]`, and `fold` how the tokens of a dilated pattern become rows.
+    sees, `[B or 1, 1, 1, S]`, `fold` how the tokens of a dilated pattern become rows, and `scan` how a recurrence goes
+    through the tokens.
     """
 
     bounds: Tensor | None = None
@@ -39,6 +40,7 @@ class PreparedMask:
     shifts: Tensor | None = None
     row: Tensor | None = None
     fold: Any = None
+    scan: Any = None
 
 
 NOT_PREPARED = PreparedMask()

@@ -1,0 +1,1 @@
+"""Gated delta attention: a state of constant size, corrected by every token."""

@@ -1,0 +1,82 @@
+"""How a recurrence goes through the tokens of rows: from document to document, and past padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phasor.ops.attention import Mask
+from phasor.ops.attention.mask import PreparedMask
+from phasor.ops.linear_attention import causal_convolution
+
+
+@dataclass(frozen=True)
+class TokenScan:
+    """The order in which tokens change a state: in rows with padding the real ones first.
+
+    `starts`, `[B, T]`, is True where a document begins, and None where there is one in each row; `order` and `inverse`
+    are the indices of tokens in the order of the scan, and back, and `real` says which of those are no padding, all
+    `[B, T]` and None without padding.
+    """
+
+    starts: Tensor | None = None
+    order: Tensor | None = None
+    inverse: Tensor | None = None
+    real: Tensor | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Tokens `[B, T, ...]` in the order of the scan."""
+        return x if self.order is None else take_tokens(x, self.order)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Results `[B, T, ...]` in the order of the tokens."""
+        return y if self.inverse is None else take_tokens(y, self.inverse)
+
+    def without_padding(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Values `[B, T, ...]`, zero for padding."""
+        if self.real is None:
+            return values
+        return tuple(x * self.real.view(*self.real.shape, *[1] * (x.dim() - 2)) for x in values)
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The causal convolution of `x [B, T, C]`, and the last inputs `[B, W - 1, C]` of each row, without padding."""
+        y, last = causal_convolution(x, weight, bias, state, self.starts)
+        if self.real is None:
+            return y, last
+        kept = weight.shape[1] - 1
+        before = x.new_zeros(len(x), kept, x.shape[2]) if state is None else state.to(x.dtype)
+        counts = self.real.sum(1, keepdim=True)
+        index = counts + torch.arange(kept, device=x.device)  # [B, W - 1]
+        last = take_tokens(torch.cat((before, x), dim=1), index)
+        if self.starts is not None:
+            documents = torch.cat((self.starts.new_zeros(len(x), kept), self.starts), dim=1).cumsum(1)
+            last = last * (documents.gather(1, index) == documents.amax(1, keepdim=True))[..., None]
+        return y, last
+
+
+def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Tokens of `[B, T, ...]` by their indices `[B, N]`."""
+    return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def prepare_scan(mask: Mask, kind: str) -> Mask:
+    """A call's mask among its own tokens, with the order in which they change a state.
+
+    >>> mask = Mask(causal=True, key_mask=torch.tensor([[False, True, True]]))
+    >>> prepare_scan(mask, "gated-delta").prepared.scan.order.tolist()
+    [[1, 2, 0]]
+    """
+    if mask.prefix_length is not None:
+        raise ValueError(f"prefix_length is for models without {kind} attention, whose tokens see none after them")
+    scan, real, documents = TokenScan(), mask.key_mask, mask.query_document_ids
+    if real is not None:
+        order = (~real).to(torch.int8).argsort(dim=1, stable=True)
+        scan = TokenScan(None, order, order.argsort(dim=1), real.gather(1, order))
+    if documents is not None:
+        documents = scan.enter(documents)
+        starts = torch.zeros_like(documents, dtype=torch.bool)
+        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        scan = TokenScan(starts if scan.real is None else starts & scan.real, scan.order, scan.inverse, scan.real)
+    return mask.attach(PreparedMask(scan=scan))
