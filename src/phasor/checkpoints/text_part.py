@@ -35,6 +35,7 @@ DEEPSEEK = {"sam_model.": "the vision tower", "vision_model.": "the vision tower
 DEEPSEEK |= {"qwen2_model.": "the vision tower", "projector.": "the projector"}
 DEEPSEEK |= dict.fromkeys(("image_newline", "tile_indicators", "view_seperator"), "the vectors between parts of images")
 VISUAL = {"visual.": "the vision tower with its projector"}
+QWEN35 = VISUAL | {"mtp.": "the layers that predict further tokens"}
 
 MULTIMODAL = {
     "deepseek_ocr2": Multimodal("deepseek_ocr2_text", DEEPSEEK),
@@ -54,6 +55,8 @@ MULTIMODAL = {
     "mistral3": Multimodal("mistral", LLAVA, tied=True),
     "qwen2_vl": Multimodal("qwen2_vl_text", VISUAL),
     "qwen2_5_vl": Multimodal("qwen2_5_vl_text", VISUAL),
+    "qwen3_5": Multimodal("qwen3_5_text", QWEN35),
+    "qwen3_5_moe": Multimodal("qwen3_5_moe_text", QWEN35),
     "qwen3_vl": Multimodal("qwen3_vl_text", VISUAL),
     "qwen3_vl_moe": Multimodal("qwen3_vl_moe_text", VISUAL),
     "smolvlm": Multimodal("llama", IDEFICS),
@@ -69,7 +72,7 @@ WHOLE = frozenset(
 )
 # Sizes that text parts leave out where they are the family's own in transformers.
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-SIZES: dict[str, tuple[int, ...]] = {
+SIZES: dict[str, tuple[int | None, ...]] = {
     "deepseek_ocr2_text": (102400, 4096, 11008, 32, 32),
     "deepseek_v2": (102400, 4096, 11008, 32, 32),
     "gemma3_text": (262208, 2304, 9216, 26, 8),
@@ -82,6 +85,8 @@ SIZES: dict[str, tuple[int, ...]] = {
     "qwen2": (151936, 4096, 22016, 32, 32),
     "qwen2_vl_text": (152064, 8192, 29568, 80, 64),
     "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64),
+    "qwen3_5_text": (248320, 4096, 12288, 32, 16),
+    "qwen3_5_moe_text": (248320, 2048, None, 40, 16),
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32),
 }

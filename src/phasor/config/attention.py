@@ -25,6 +25,7 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
 
     supports_cross: ClassVar[bool] = False
     takes_positions: ClassVar[bool] = True  # schemes that act in layers leave others out
+    keeps_state: ClassVar[bool] = False  # one of constant size, declared by `cached_per_sequence`
 
     @property
     def window(self) -> int | None:
@@ -55,6 +56,11 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         """
         reaches = [self.window, None if self.sparse is None else self.sparse.reach]
         return min((reach for reach in reaches if reach is not None), default=None)
+
+    @property
+    def grows(self) -> bool:
+        """Whether what a cache keeps grows with the tokens: there is no window, pattern or state that bounds it."""
+        return self.reach is None and not self.keeps_state
 
     def visible_keys(self, length: int, causal: bool) -> float:
         """How many keys a query sees, on average over a row of some tokens.

@@ -314,15 +314,15 @@ def check_length(
     attentions = [config.layer(i).attention for i in range(config.num_layers)]
     endless = max((a.sink_tokens + a.reach for a in attentions if a.reach is not None), default=0) + 1
     schemes = (config.input_position, *config.layer_positions())
-    bounded = [i for i, attention in enumerate(attentions) if attention.reach is None]
-    if not bounded and not any(scheme.depends_on_length for scheme in schemes):
+    growing = [i for i, attention in enumerate(attentions) if attention.grows]
+    if not growing and not any(scheme.depends_on_length for scheme in schemes):
         return min(endless, most_read())
     most = max_length or config.max_length
     if is_longer(most + 1):
         reads = f"it reads at most {most:,} tokens, and {source.path} has more"
-        if bounded:
+        if growing:
             raise ValueError(
-                f"layer {bounded[0]} of the model has no window, so that {reads}: give every layer one (--window), or "
+                f"layer {growing[0]} of the model has no window, so that {reads}: give every layer one (--window), or "
                 "--max-length for a cache of all tokens"
             )
         raise ValueError(

@@ -204,10 +204,11 @@ class GenerationRequest:
             return
         if options.num_beams > 1 or options.penalty_alpha or options.prompt_lookup_tokens or self.draft is not None:
             raise ValueError("only greedy decoding and plain sampling go on without end: give max_new_tokens")
-        windows = all(layer.attention.reach is not None for layer in stack.layers)
-        if not windows or limited or any(scheme.depends_on_length for scheme in stack.schemes):
+        grows = any(layer.attention.grows for layer in stack.layers)
+        if grows or limited or any(scheme.depends_on_length for scheme in stack.schemes):
             raise ValueError(
-                "generating without end needs a window in every layer and positions without end: give max_new_tokens"
+                "generating without end needs a window or a state in every layer, and positions without end: give "
+                "max_new_tokens"
             )
 
 

@@ -102,7 +102,7 @@ class KVCache:
         self.document_ids: dict[SlotLayout, Tensor] | None = None
 
     def _layout(self, attention: AttentionConfig) -> SlotLayout:
-        if attention.cached_per_sequence(self.config):
+        if attention.keeps_state:
             return SlotLayout(0, 1 + self.spare, 1, state=True)
         window, sinks, sparse = attention.reach, attention.sink_tokens, attention.sparse is not None
         if window is None or self.max_length < window:

@@ -59,7 +59,7 @@ def lacks(part: Config) -> ValueError:
 
 
 def get_path(config: ModelConfig, path: str) -> Any:
-    """The value at a path; attention is the first layer's, feed-forward networks the first one's with experts.
+    """The value at a path; attention is the first layer's of those that have it, and networks those with experts.
 
     >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=2, norm="rmsnorm")
     >>> get_path(config, "norm.eps"), get_path(config, "num_encoder_layers"), get_path(config, "attention.window")
@@ -70,7 +70,8 @@ def get_path(config: ModelConfig, path: str) -> Any:
     """
     first, *rest = path.split(".")
     if first == "attention":
-        part: Any = config.layer(0).attention
+        attentions = [*(config.layer(i).attention for i in range(config.num_layers)), config.attention]
+        part: Any = next((one for one in attentions if hasattr(one, "".join(rest[:1]))), attentions[0])
     elif first == "feedforward":
         networks = [config.layer(i).feedforward for i in range(config.num_layers)]
         part = next((network for network in networks if network.experts is not None), networks[0])

@@ -68,6 +68,16 @@ SAME = Layout()
 
 
 @dataclass(frozen=True)
+class OfKind(Layout):
+    """Theirs is ours in layers with one kind of attention; in others ours has another name."""
+
+    kind: str
+
+    def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
+        return SAME if model.layer(index).attention.kind == self.kind else None
+
+
+@dataclass(frozen=True)
 class Transposed(Layout):
     """Matrices stored `[in, out]`; vectors stay."""
 
@@ -112,8 +122,9 @@ class StackedEitherWay(StackedTransposed):
 class Parts(Layout):
     """Some of the queries, keys and values of a fused projection, one after the other.
 
-    Ours are ordered by key/value group: `makes` says what one group of ours consists of. `heads` are the width and the
-    number of key/value heads where they are not the model's.
+    Ours are ordered by key/value group: `makes` says what one group of ours consists of, where "g" are gates of results.
+    Theirs has the gate of a head behind its query, as twice as many queries. `heads` are the width and the number of
+    key/value heads where they are not the model's.
 
     >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=1)
     >>> ours = torch.arange(8)  # two groups of two queries, a key and a value
@@ -129,14 +140,19 @@ class Parts(Layout):
         attention = model.layer(index).attention
         assert isinstance(attention, SoftmaxAttentionConfig)
         parts, makes = ("".join(x for x in given if x in attention.projected) for given in (self.parts, self.makes))
+        if attention.output_gate:
+            makes = makes.replace("q", "qg")
         return Parts(parts, makes, attention.heads_of(model)) if parts else None
 
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
         width, groups = self.heads or (model.head_dim, model.num_kv_heads)
-        sizes = [model.num_heads // groups if part == "q" else 1 for part in self.makes]
+        sizes = [model.num_heads // groups if part in "qg" else 1 for part in self.makes]
         by_group = ours.unflatten(0, (groups, sum(sizes), width))
         views = dict(zip(self.makes, by_group.split(sizes, dim=1), strict=True))
-        return [Piece(views[p], (views[p].shape[0] * views[p].shape[1] * width, *ours.shape[1:])) for p in self.parts]
+        if "g" in self.makes:
+            views["q"] = by_group[:, : 2 * sizes[0]].unflatten(1, (2, -1)).transpose(1, 2)
+        rows = {part: view.numel() // ours[0].numel() for part, view in views.items()}
+        return [Piece(views[part], (rows[part], *ours.shape[1:])) for part in self.parts]
 
 
 @dataclass(frozen=True)
@@ -181,13 +197,13 @@ class Rule:
 
     `{i}` stands for a layer. `{e}` in their name stands for an expert, whose slice of our tensor the layout sees.
     A rule whose tensor the model does not have is skipped, and one whose part a layer does not have. A file that lacks
-    its tensor has those of the rules `otherwise` in its place, where there are any.
+    its tensor has those of the rules `otherwise` in its place, where they are given.
     """
 
     ours: str
     theirs: str
     layout: Layout = SAME
-    otherwise: tuple[Rule, ...] = ()
+    otherwise: tuple[Rule, ...] | None = None
 
     def expand(self, i: int, model: ModelConfig, ours: dict[str, Tensor], stored: Collection[str]) -> list[Assignment]:
         """The rule's tensors for one layer, of a model with the tensors `ours`; `stored` are those of a file."""
@@ -195,7 +211,7 @@ class Rule:
         layout = self.layout.for_layer(model, i) if name in ours else None
         if layout is None:
             return []
-        if stored and self.otherwise and theirs not in stored:
+        if stored and self.otherwise is not None and theirs.replace("{e}", "0") not in stored:
             return [found for rule in self.otherwise for found in rule.expand(i, model, ours, stored)]
         experts = range(len(ours[name])) if "{e}" in theirs else [None]
         return [Assignment(name, theirs.replace("{e}", str(e)), layout, e) for e in experts]

@@ -16,7 +16,6 @@ class Missing(NamedTuple):
 CONVOLUTIONS = "layers of gated short convolutions in place of attention"
 MAMBA = "Mamba layers (selective state spaces)"
 MAMBA2 = "Mamba-2 layers (selective state spaces)"
-DELTA = "linear attention layers (gated delta rule)"
 RECURRENT = "a recurrent unit in place of attention"
 
 MISSING = {
@@ -26,14 +25,13 @@ MISSING = {
     "falcon_mamba": Missing(MAMBA, "llama"),
     "granitemoehybrid": Missing(MAMBA2, "granitemoe"),
     "jamba": Missing(MAMBA, "mixtral"),
-    "kimi_linear": Missing(DELTA, "deepseek_v3"),
+    "kimi_linear": Missing("linear attention layers with a decay per feature (Kimi delta attention)", "deepseek_v3"),
     "lfm2": Missing(CONVOLUTIONS, "qwen3"),
     "lfm2_moe": Missing(CONVOLUTIONS, "qwen3_moe"),
     "mamba": Missing(MAMBA, "llama"),
     "mamba2": Missing(MAMBA2, "llama"),
     "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
     "nemotron_h": Missing(MAMBA2, "nemotron"),
-    "qwen3_next": Missing(DELTA, "qwen3_moe"),
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
     "t5gemma": Missing("layers of encoder and decoder that differ", "gemma2"),

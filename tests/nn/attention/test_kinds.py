@@ -138,9 +138,12 @@ def test_caches_equal_the_full_forward(attention, scheme, tmp_path):
 def test_a_cache_has_the_bytes_declared(attention):
     model = build(tiny("none", attention=attention))
     cache = model.new_cache(2, 3)
-    declared = attention.cached_per_token(model.config).values()
-    assert attention.cached_elements(model.config) == sum(prod(tensor.shape) for tensor in declared)
-    assert cache.nbytes == 2 * 2 * 3 * attention.cached_elements(model.config) * 4
+    tokens, sequences = (
+        sum(prod(tensor.shape) for tensor in declared.values())
+        for declared in (attention.cached_per_token(model.config), attention.cached_per_sequence(model.config))
+    )
+    assert attention.cached_elements(model.config) == tokens
+    assert cache.nbytes == 2 * 2 * (3 * tokens + sequences) * 4
 
 
 def test_generation_takes_the_likeliest_tokens(attention):
@@ -155,7 +158,8 @@ def test_weights_of_attention_are_recorded(attention):
     model, record = build(tiny("rotary", attention=attention)).double(), phasor.Record("attention")
     ids = tokens(2, COUNT)
     assert_same(full(model, ids, record=record), full(model, ids))
-    assert [weights.shape for weights in record.attention] == [(2, 4, COUNT, COUNT)] * 2
+    recorded = [] if attention.keeps_state else [(2, 4, COUNT, COUNT)] * 2
+    assert [weights.shape for weights in record.attention] == recorded
 
 
 def test_plans_count_the_weights(attention):
@@ -163,9 +167,10 @@ def test_plans_count_the_weights(attention):
     with torch.device("meta"):
         model = phasor.Transformer(config)
     assert parameters_of(config).total == sum(weight.numel() for weight in model.parameters())
-    planned = plan(config, devices=4, mesh="tensor=2,context=2", context=64, batch_tokens=1024)
+    mesh = "tensor=2,shard=2" if attention.keeps_state else "tensor=2,context=2"
+    planned = plan(config, devices=4, mesh=mesh, context=64, batch_tokens=1024)
     assert planned.parameters == parameters_of(config).total
-    assert planned.exchange.context > 0
+    assert (planned.exchange.context > 0) == (not attention.keeps_state)
     assert 0 < planned.mfu < 1
 
 

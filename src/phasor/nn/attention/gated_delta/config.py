@@ -46,6 +46,7 @@ class GatedDeltaAttentionConfig(AttentionConfig, kind="gated-delta"):
     """
 
     takes_positions: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
 
     num_heads: int | None = None
     num_key_heads: int | None = None

@@ -34,8 +34,10 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     of the keys that a query attends to, out of those that the mask and the window show. With `value_is_key` values are
     not projected: they are the projected keys, before the norm of keys and positions. `v_norm` normalizes the values of
     each head, with nothing learned. With `shared_kv` a layer projects queries alone, and attends to the keys and values
-    of the last layer before it that has the same attention but for this field, and the same positions. `bias` names the
-    projections that have one, out of those that there are.
+    of the last layer before it that has the same attention but for this field, and the same positions. With
+    `output_gate` every feature of the results is multiplied by the sigmoid of a projection of the input (Qwen3-Next).
+    `bias` names the projections that have one, out of those that there are; gates have one where queries, keys and
+    values do.
 
     >>> SoftmaxAttentionConfig(window=4096, sink_tokens=4).sink_tokens
     4
@@ -55,6 +57,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
     value_is_key: bool = False
     v_norm: bool = False
     shared_kv: bool = False
+    output_gate: bool = False
     clip: float | None = None
     sink_logits: bool = False
     window: int | None = None
@@ -82,6 +85,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             raise ValueError(f"{name}.cap_sinks needs sink_tokens: it caps the distance to them")
         if self.cap_sinks and self.shared_kv:
             raise ValueError(f"{name}.cap_sinks caps distances in layers with keys of their own, and shared_kv is set")
+        if self.output_gate and self.shared_kv:
+            raise ValueError(f"{name}.output_gate is projected along with keys, and shared_kv leaves those out")
         if len(set(self.bias)) != len(self.bias):
             raise ValueError(f"{name}.bias names a projection twice: {list(self.bias)}")
         if self.sparse is not None and self.sink_tokens:
@@ -100,6 +105,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         name = type(self).__name__
         if self.shared_kv and model.shape == "encoder-decoder":
             raise ValueError(f"{name}.shared_kv is for self-attention alone, and this is an encoder-decoder")
+        if self.output_gate and model.shape == "encoder-decoder":
+            raise ValueError(f"{name}.output_gate is for self-attention alone, and this is an encoder-decoder")
         if model.num_heads % self.num_kv_heads_of(model):
             raise ValueError(
                 f"ModelConfig.num_heads ({model.num_heads}) is not divisible by {name}.num_kv_heads "
@@ -167,7 +174,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         for name in ("q", "kv") if cross else ("qkv",):
             parts = [part for part in name if part in self.projected]
             biased = [part for part in parts if part in self.bias]
-            rows = sum(heads[part] for part in parts) * head_dim
+            rows = (sum(heads[part] for part in parts) + model.num_heads * self.output_gate) * head_dim
             projections[name] = linear(rows, model.dim, bias=len(biased) == len(parts), cut=0)
             if len(biased) < len(parts):
                 partial |= {part: Weight((heads[part], head_dim), 0) for part in biased}
@@ -195,10 +202,11 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         return "qk_norm 'whole' normalizes all heads together and cannot be cut" if self.qk_norm == "whole" else None
 
     def saved_elements(self, model: ModelConfig) -> int:
-        """The inputs of the norms of queries, keys and values too."""
+        """The inputs of the norms of queries, keys and values too, gates, and the results that they multiply."""
         norms = 0 if self.qk_norm == "none" else self.query_width(model) + self.kv_width(model) // 2
         norms += self.kv_width(model) // 2 if self.v_norm else 0
-        return super().saved_elements(model) + norms
+        gates = 2 * self.output_width(model) if self.output_gate else 0
+        return super().saved_elements(model) + norms + gates
 
     @classmethod
     def examples(cls) -> dict[str, AttentionConfig]:
@@ -209,5 +217,6 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             "softmax-heads": cls(head_dim=12, num_kv_heads=4, qk_norm="heads", bias=("k",), window=5),
             "softmax-value-is-key": cls(value_is_key=True, v_norm=True, qk_norm="head", bias=("q", "k", "v", "out")),
             "softmax-norm-after-positions": cls(qk_norm="head", qk_norm_after_positions=True),
+            "softmax-gated": cls(output_gate=True, qk_norm="head", bias=("q", "k", "v", "out")),
             "softmax-chunked": cls(bias=("q", "k", "v"), sparse=ChunkedConfig(chunk=4)),
         }

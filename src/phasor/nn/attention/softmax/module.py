@@ -41,7 +41,9 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         self.config, self.cross = config, cross
         self.num_heads, (self.head_dim, self.num_kv_heads) = model.num_heads, config.heads_of(model)
         self.queries_per_kv = self.num_heads // self.num_kv_heads  # query heads that share a key/value head
-        self.group_size = self.queries_per_kv + len(config.projected) - 1  # heads that are projected for each of them
+        # Heads that are projected for each key/value head: its queries, their gates, its key and its value.
+        self.group_sizes = [self.queries_per_kv] * (1 + config.output_gate) + [1] * (len(config.projected) - 1)
+        self.group_size = sum(self.group_sizes)
         self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         self.dropout = model.dropout.attention
         self.pattern = None if config.sparse is None or cross else build_pattern(config.sparse)
@@ -73,6 +75,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             return "the distance to sink tokens is capped"
         if self.config.value_is_key or self.config.v_norm:
             return "values are keys or normalized"
+        if self.config.output_gate:
+            return "gates are projected along with queries, keys and values"
         return "queries and keys are normalized" if self.has_qk_norm else None
 
     def rows_by_role(self) -> Iterator[tuple[nn.Linear, list[Rows]]]:
@@ -83,10 +87,12 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def split_rows(self, weight: Tensor, parts: str) -> list[Rows]:
         """A projection's rows by the part they compute: views `[K, heads, D, ...]`, the part, the number of rows."""
-        sizes = [self.queries_per_kv if part == "q" else 1 for part in parts]
-        by_kv_head = weight.unflatten(0, (self.num_kv_heads, sum(sizes), self.head_dim))
-        views = by_kv_head.split(sizes, dim=1)
-        return [(v, part, v.shape[:3].numel()) for part, v in zip(parts, views, strict=True)]
+        sizes = {part: self.queries_per_kv if part == "q" else 1 for part in parts}
+        if self.config.output_gate:
+            sizes = {"q": self.queries_per_kv, "gate": self.queries_per_kv, **sizes}
+        by_kv_head = weight.unflatten(0, (self.num_kv_heads, sum(sizes.values()), self.head_dim))
+        views = by_kv_head.split(list(sizes.values()), dim=1)
+        return [(v, part, v.shape[:3].numel()) for part, v in zip(sizes, views, strict=True)]
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         config = self.config
@@ -118,6 +124,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             return "queries and keys are normalized after positions or without a weight"
         if config.value_is_key or config.v_norm or config.shared_kv:
             return "values are keys or normalized, or those of another layer"
+        if config.output_gate:
+            return "the results of attention are gated"
         return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
 
     def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
@@ -136,15 +144,22 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         return nn.ParameterDict({p: nn.Parameter(torch.zeros(heads[p], self.head_dim)) for p in partial})
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`; one less where values are keys."""
+        """Queries, keys and values of self-attention, `[B, T, K, H/K + 2, D]`; one less where values are keys.
+
+        With an output gate queries are followed by as many gates.
+        """
         return self.qkv(x).view(*x.shape[:-1], self.num_kv_heads, self.group_size, self.head_dim)
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries by group `[B, T, K, H/K, D]`, keys and values `[B, T, K, D]`."""
-        if not self.config.value_is_key:
+        if not self.config.value_is_key and not self.config.output_gate:
             return split_qkv(projected)
-        q, k = projected.split((self.queries_per_kv, 1), dim=-2)
-        return q, k.squeeze(-2), k.squeeze(-2)
+        q, *_, v = projected.split(self.group_sizes, dim=-2)
+        return q, projected.select(-2, -1 if self.config.value_is_key else -2), v.squeeze(-2)
+
+    def gate(self, projected: Tensor) -> Tensor:
+        """What results of heads are multiplied with, `[B, T, H, D]`."""
+        return projected.split(self.group_sizes, dim=-2)[1].flatten(-3, -2).sigmoid()
 
     def project_heads(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `[rows, H, D]` and keys `[rows, K, D]` of vectors `[rows, dim]`, before positions."""
@@ -199,6 +214,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         sink_queries: SinkQueries | None = None
+        gate: Tensor | None = None
         if self.config.shared_kv:
             ctx = ctx.for_layer(x)
             q = self._bias_clip_norm("q", self.project(x).flatten(-3, -2))  # [B, T, H, D]
@@ -206,15 +222,17 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             q, (k, v) = self.place_query(q, ctx, ctx.prepared), ctx.step.shared_kv  # [B, S, K, D]
         elif not self.cross:
             ctx = ctx.for_layer(x, self.project_heads)
-            q, k, v, sink_queries = APPLY_POSITIONS(self, self.project(x), ctx)
+            projected = self.project(x)
+            gate = self.gate(projected) if self.config.output_gate else None
+            q, k, v, sink_queries = APPLY_POSITIONS(self, projected, ctx)
             k, v = ctx.step.update(keys=k, values=v)  # [B, S, K, D]
             if ctx.step.shared_kv is not None:
                 ctx.step.shared_kv[:] = k, v
         else:
             assert isinstance(ctx.step, CrossStep)
             q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim))  # [B, T, H, D]
-            q, projected = self._bias_clip_norm("q", q), ctx.step.project(self.project_kv)
-            k, v = projected["keys"], projected["values"]  # [B, S, K, D]
+            q, kv = self._bias_clip_norm("q", q), ctx.step.project(self.project_kv)
+            k, v = kv["keys"], kv["values"]  # [B, S, K, D]
         score_mod = ctx.score_mod(
             scale=self.scale,
             softcap=self.config.softcap,
@@ -222,7 +240,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             sink_queries=sink_queries,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.out(attend(q, k, v, ctx, score_mod).flatten(-2))  # [B, T, dim]
+        y = attend(q, k, v, ctx, score_mod)  # [B, T, H, D]
+        return self.out((y if gate is None else y * gate).flatten(-2))  # [B, T, dim]
 
 
 def build_pattern(config: SparseConfig) -> Pattern:
