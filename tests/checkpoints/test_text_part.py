@@ -115,17 +115,23 @@ def idefics(name):
 
 
 def visual(name, rope, fixed=None, **eyes):
-    """Models with positions of three axes; heads are of 12 features."""
+    """Models with positions of three axes; heads are of 12 features. `fixed` are further fields of the text part."""
 
     def model(rng, tied):
         sizes = text_sizes(rng, rope_parameters=MROPE | rope, **fixed or {})
         text = getattr(transformers, f"{name}TextConfig")(**sizes)
+        text._experts_implementation = "eager"  # the only one that float64 has
         seen = getattr(transformers, f"{name}VisionConfig")(**VISUAL | eyes, out_hidden_size=sizes["hidden_size"])
         return build(name, text, seen, tied, **TOKENS)
 
     return model
 
 
+QUARTER = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.7}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5}
+LINEAR |= {"full_attention_interval": 2, "head_dim": 12}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS |= {"shared_expert_intermediate_size": 24}
 MODELS = {
     "deepseek_ocr2": deepseek_ocr2,
     "gemma3": like_llava("Gemma3", gemma3_text, transformers.SiglipVisionConfig),
@@ -140,6 +146,8 @@ MODELS = {
     "mistral3": like_llava("Mistral3", mistral_text, transformers.PixtralVisionConfig),
     "qwen2_vl": visual("Qwen2VL", {"mrope_section": [2, 1, 3]}, embed_dim=16, hidden_size=24),
     "qwen2_5_vl": visual("Qwen2_5_VL", {"mrope_section": [1, 4, 1]}, hidden_size=16, fullatt_block_indexes=[0]),
+    "qwen3_5": visual("Qwen3_5", QUARTER, LINEAR, hidden_size=16, num_position_embeddings=16),
+    "qwen3_5_moe": visual("Qwen3_5Moe", QUARTER, LINEAR | EXPERTS, hidden_size=16, num_position_embeddings=16),
     "qwen3_vl": visual(
         "Qwen3VL",
         {"mrope_section": [3, 1, 2]},

@@ -3,8 +3,8 @@
 Every layer keeps the tensors that it declares by `cached_per_token`, its keys and values among them, in slots. The
 first `sinks` tokens of a row have fixed slots, the others go into a ring buffer; a layer without a window has a ring as
 long as the cache, which never wraps around. Rows may hold different numbers of tokens. Keys are stored with their
-positions applied, which is final because the sequence's planned length is fixed when the cache is created. A layer whose
-attention keeps a state declares it by `cached_per_sequence`, and has one for each row.
+positions applied, which is final because the sequence's planned length is fixed when the cache is created. A layer
+whose attention keeps a state declares it by `cached_per_sequence`, and has one for each row.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class DynamicLayerStep(LayerStep):
 class KVCache:
     """Keys and values of a decoder, created by `model.new_cache(batch_size, max_length)`.
 
-    `layers` has what each layer keeps, tensors `[B, slots, ...]` by name, such as `layers[0]["keys"]`, and `states` what
-    it keeps of each row, whatever its length, tensors `[B, ...]`. `length` is the sequence length that frequencies are
-    planned for (an integer or one per row), `used` the number of tokens held (an integer, or one per row where they
-    differ). A call with a cache equals the full forward over all tokens so far at that length. No gradient flows through
-    a cache.
+    `layers` has what each layer keeps, tensors `[B, slots, ...]` by name, such as `layers[0]["keys"]`, and `states`
+    what it keeps of each row, whatever its length, tensors `[B, ...]`. `length` is the sequence length that frequencies
+    are planned for (an integer or one per row), `used` the number of tokens held (an integer, or one per row where they
+    differ). A call with a cache equals the full forward over all tokens so far at that length. No gradient flows
+    through a cache.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
@@ -344,8 +344,8 @@ class KVCache:
         """Undo the last tokens: an integer, or one per row.
 
         A ring overwrites its oldest tokens, so after it has wrapped around at most `spare` tokens (plus one) can be
-        undone. A state cannot be undone token by token: where layers keep one, crop takes all tokens of a row or none, or
-        the `states` that rows had before those tokens.
+        undone. A state cannot be undone token by token: where layers keep one, crop takes all tokens of a row or none,
+        or the `states` that rows had before those tokens.
         """
         undo = per_row_integers(tokens, self.batch_size, "crop takes")
         after = [n - u for n, u in zip(self.counts, undo, strict=True)]

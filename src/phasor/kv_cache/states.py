@@ -49,7 +49,8 @@ def restore_states(states: States, earlier: States) -> None:
 def begins_document(document_ids: Tensor, attention_mask: Tensor | None, last: Tensor) -> Tensor:
     """Whether the first real token `[B]` of each row belongs to another document than the `last [B]` of the row did.
 
-    >>> begins_document(torch.tensor([[4, 5], [4, 5]]), torch.tensor([[True, True], [False, True]]), torch.tensor([4, 4]))
+    >>> attention_mask = torch.tensor([[True, True], [False, True]])
+    >>> begins_document(torch.tensor([[4, 5], [4, 5]]), attention_mask, torch.tensor([4, 4]))
     tensor([False,  True])
     """
     if attention_mask is None:

@@ -122,9 +122,9 @@ class StackedEitherWay(StackedTransposed):
 class Parts(Layout):
     """Some of the queries, keys and values of a fused projection, one after the other.
 
-    Ours are ordered by key/value group: `makes` says what one group of ours consists of, where "g" are gates of results.
-    Theirs has the gate of a head behind its query, as twice as many queries. `heads` are the width and the number of
-    key/value heads where they are not the model's.
+    Ours are ordered by key/value group: `makes` says what one group of ours consists of, where "g" are gates of the
+    output. Theirs has the gate of a head behind its query, as twice as many queries. `heads` are the width and the
+    number of key/value heads where they are not the model's.
 
     >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=1)
     >>> ours = torch.arange(8)  # two groups of two queries, a key and a value

@@ -8,7 +8,8 @@ from phasor.config import AttentionConfig, ModelConfig
 def window_config(config: ModelConfig, window: int | None, sinks: int | None = None) -> ModelConfig:
     """The configuration with a window in every layer, where one is given, and with sink tokens.
 
-    Layers that keep a state need none. Sink tokens are added to the layers that are given a window; without a window, to those that have one.
+    Layers that keep a state need none. Sink tokens are added to the layers that are given a window; without a window,
+    to those that have one.
 
     >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=1, position="rotary")
     >>> window_config(config, 128, 4).attention.window, window_config(config, 128, 4).attention.cap_sinks

@@ -1,7 +1,7 @@
 """One layer in one call: what its tokens keep, by name, and what all tokens that it attends to have kept.
 
-Attention and position schemes declare what they keep by `cached_per_token`, and store it by `LayerStep.update`; a state,
-declared by `cached_per_sequence`, by `LayerStep.store`.
+Attention and position schemes declare what they keep by `cached_per_token`, and store it by `LayerStep.update`; a
+state, declared by `cached_per_sequence`, by `LayerStep.store`.
 """
 
 from __future__ import annotations

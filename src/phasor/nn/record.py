@@ -13,9 +13,9 @@ class Record:
     """Asks a forward to keep intermediate results; the lists have one entry per layer.
 
     `hidden` is the input of every block and then the stack's output, `attention` and `cross_attention` are
-    weights `[B, H, T, S]` (layers that keep a state in place of keys have none, and no entry), `router` the logits `[B, T, experts]` of every mixture of experts. In an
-    encoder-decoder these are the decoder's, and `record.encoder` has the encoder's. `pooled` is the pooler's
-    output where the model has a pooler.
+    weights `[B, H, T, S]` (layers that keep a state in place of keys have none, and no entry), `router` the logits
+    `[B, T, experts]` of every mixture of experts. In an encoder-decoder these are the decoder's, and
+    `record.encoder` has the encoder's. `pooled` is the pooler's output where the model has a pooler.
 
     >>> import torch
     >>> from phasor import ModelConfig, Transformer

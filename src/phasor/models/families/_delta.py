@@ -99,11 +99,12 @@ class Hybrid(LlamaLike):
         "attn_output_gate": Pinned(True),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
     }
-    # Layers that predict further tokens in training, which outputs are returned, a loss, and the dtype of a state.
+    # Layers that predict further tokens in training, which outputs are returned, a loss, the dtype of a state, and
+    # windows, which there are none of.
     harmless = frozenset(
         """
         mamba_ssm_dtype mlp_only_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings output_router_logits
-        router_aux_loss_coef
+        router_aux_loss_coef sliding_window use_sliding_window
         """.split()  # noqa: SIM905
     )
     passthrough = ("mtp.*",)

@@ -61,8 +61,8 @@ class GatedDeltaAttention(Attention, config=GatedDeltaAttentionConfig):
         q, k, v = self.split(F.silu(inputs))  # [B, T, K, key], [B, T, K, key], [B, T, H, value]
         q, k = normalize(q) * self.sizes.key**-0.5, normalize(k)
         k, beta, log_decay = scan.without_padding(k, *self.strength_and_decay(x))
-        heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v, log_decay, beta))
-        y, state = gated_delta(*heads_first, state=ctx.step.state("state"), starts=scan.starts)
+        q, k, v, log_decay, beta = (tensor.transpose(1, 2) for tensor in (q, k, v, log_decay, beta))  # heads first
+        y, state = gated_delta(q, k, v, log_decay, beta, ctx.step.state("state"), scan.starts)
         ctx.step.store(state=state, inputs=last)
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
