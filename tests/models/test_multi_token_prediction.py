@@ -13,10 +13,17 @@ from safetensors.torch import load_file, save_file
 import phasor
 
 LIMIT = 2e-5  # as for every family
-BEHIND = (
-    "eh_proj.weight enorm.weight hnorm.weight embed_tokens.weight shared_head.norm.weight shared_head.head.weight "
-    "input_layernorm.weight self_attn.o_proj.weight mlp.experts.0.up_proj.weight"
-).split()
+BEHIND = [
+    "eh_proj.weight",
+    "enorm.weight",
+    "hnorm.weight",
+    "embed_tokens.weight",
+    "shared_head.norm.weight",
+    "shared_head.head.weight",
+    "input_layernorm.weight",
+    "self_attn.o_proj.weight",
+    "mlp.experts.0.up_proj.weight",
+]
 CASES = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from phasor.config import ModelConfig
-from phasor.models.entries import GATES, Activation, Draft, Field, FieldEntry, Pinned
+from phasor.models.entries import GATES, Activation, Draft, Field, FieldEntry, Pinned, require_kind
 from phasor.models.families._gemma import AROUND, GemmaLike
 from phasor.models.families._llama import KVHeads
 from phasor.models.fields import Fields, json_repr
@@ -30,7 +30,7 @@ HEADS = {"head_dim": "attention.head_dim", "num_key_value_heads": "attention.num
 def attentions(config: ModelConfig) -> list[SoftmaxAttentionConfig]:
     """The attention of every layer."""
     layers = (config.layer(i).attention for i in range(config.num_layers))
-    return [attention for attention in layers if isinstance(attention, SoftmaxAttentionConfig)]
+    return [require_kind(attention, SoftmaxAttentionConfig) for attention in layers]
 
 
 class GlobalLast(LayerTypes):
