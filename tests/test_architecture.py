@@ -189,10 +189,11 @@ def test_public_names_are_these():
 @pytest.mark.parametrize(("group", "choice"), [("positions", PositionConfig), ("attention", AttentionConfig)])
 def test_each_kind_is_a_folder_named_after_it(group, choice):
     folders = {p.parent.name for p in (SOURCE / "nn" / group).glob("*/config.py")}
-    assert folders == set(phasor.kinds(group))
+    assert folders == {kind.replace("-", "_") for kind in phasor.kinds(group)}
     for kind, cls in choice.kinds.items():
-        assert cls.__module__ == f"phasor.nn.{group}.{kind}.config"
-        assert (SOURCE / "nn" / group / kind / "module.py").exists()
+        folder = kind.replace("-", "_")
+        assert cls.__module__ == f"phasor.nn.{group}.{folder}.config"
+        assert (SOURCE / "nn" / group / folder / "module.py").exists()
 
 
 @pytest.mark.parametrize("name", phasor.__all__)

@@ -164,6 +164,11 @@ class GenerationRequest:
         speculative = self.options.prompt_lookup_tokens or self.draft is not None
         if self.is_encoder_decoder and (self.options.penalty_alpha or speculative):
             raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
+        if self.draft is not None and any(x.attention.keeps_state for x in cast(Stack, self.draft.decoder).layers):
+            raise ValueError(
+                "a draft's tokens are undone where they are rejected, which layers that keep a state cannot do: give a "
+                "draft without such layers, or prompt_lookup_tokens"
+            )
         if self.model.encoder is not None:
             source = max(map(len, self.prompts))
             check_max_positions(self.model.encoder.schemes, source, f"a prompt of {source} tokens reaches")

@@ -1,7 +1,8 @@
 """Speculative decoding: a cheap draft of several tokens, verified by the model in one call.
 
 A draft token `x` drawn from `q` is accepted with probability `min(1, p(x)/q(x))`; at the first rejection the token
-is drawn from the positive part of `p - q`. The result is distributed as if drawn from `p` alone.
+is drawn from the positive part of `p - q`. The result is distributed as if drawn from `p` alone. Layers that keep a state
+go back to the one before the draft, and read the accepted tokens again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from phasor.config.generation import GenerationConfig
 from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.sampling import check_best, draw, filter_logits
 from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.states import copy_states
 from phasor.transformer import Transformer
 
 
@@ -98,11 +100,19 @@ def speculative_decoding(request: GenerationRequest) -> Iterator[list[SequenceSt
         unread = row.prompt
         while not row.done:
             count = min(options.draft_tokens, options.max_new_tokens - len(row.new) - 1)
+            if any(cache.states) and not cache.used:
+                count = 0  # a prompt is read once, and not again after a draft that is rejected
             draft, distributions = drafter.propose(row, count) if count > 0 else ([], [])
             tokens = torch.tensor([unread + draft], device=model.tokens.weight.device)
+            states = copy_states(cache.states) if draft else []
             logits = model(tokens, cache=cache)[0, len(unread) - 1 :]
             num_accepted = accept(request, row, logits, draft, distributions)
-            cache.crop(max(0, len(draft) - num_accepted))
+            rejected = max(0, len(draft) - num_accepted)
+            if rejected and any(cache.states):
+                cache.crop(tokens.shape[1], states)
+                model(tokens[:, :-rejected], cache=cache, head=False)
+            else:
+                cache.crop(rejected)
             unread = row.new[-1:]
             yield rows
 

@@ -203,6 +203,19 @@ def test_beams_and_streams_without_end():
     assert found == list(phasor.generate(endless, prompt, max_new_tokens=30))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("window", [None, 4])
+def test_speculative_decoding_goes_back_to_earlier_states(window):
+    model, draft = hybrid(), build(tiny("rotary"), seed=3)
+    model = model if window is None else phasor.Transformer(window_config(model.config, window)).eval()
+    prompt = [5, 7, 5, 9, 5, 7, 5, 9, 5, 7]
+    greedy = list(phasor.generate(model, prompt, max_new_tokens=20))
+    assert list(phasor.generate(model, prompt, max_new_tokens=20, draft=draft)) == greedy
+    assert list(phasor.generate(model, prompt, max_new_tokens=20, prompt_lookup_tokens=2)) == greedy
+    with pytest.raises(ValueError, match="layers that keep a state cannot do"):
+        phasor.generate(draft, prompt, max_new_tokens=20, draft=model)
+
+
 def test_a_long_text_is_read_with_a_state_in_place_of_a_window(tmp_path):
     model, ids = build(tiny("none", attention=DELTA, max_length=8)), tokens(1, 64)
     (tmp_path / "tokens.bin").write_bytes(ids[0].to(torch.uint16).numpy().tobytes())
