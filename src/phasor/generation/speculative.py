@@ -1,8 +1,8 @@
 """Speculative decoding: a cheap draft of several tokens, verified by the model in one call.
 
 A draft token `x` drawn from `q` is accepted with probability `min(1, p(x)/q(x))`; at the first rejection the token
-is drawn from the positive part of `p - q`. The result is distributed as if drawn from `p` alone. Layers that keep a state
-go back to the one before the draft, and read the accepted tokens again.
+is drawn from the positive part of `p - q`. The result is distributed as if drawn from `p` alone. Layers that keep a
+state go back to the one before the draft, and read the accepted tokens again.
 """
 
 from __future__ import annotations
