@@ -19,7 +19,7 @@ from phasor.nn.positions import NoPositionConfig, RotaryConfig, TemperatureConfi
 CHUNKED = "chunked_attention"
 
 
-class ExpertLayers(FieldEntry):
+class ListedExpertLayers(FieldEntry):
     """`moe_layers`, those with experts; where there is no list, every `interleave_moe_layer_step`-th."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
@@ -118,7 +118,7 @@ class Llama4Text(LlamaLike):
         "attention_bias": Bias(False),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
         "rope_parameters": RopeParameters(base=500000.0, pairing="adjacent"),
-        "moe_layers": ExpertLayers(),
+        "moe_layers": ListedExpertLayers(),
         "no_rope_layers": PlacedLayers(),
         "layer_types": ChunkedLayers(),
     }
