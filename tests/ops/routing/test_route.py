@@ -178,3 +178,23 @@ def test_sparsemixer_is_that_of_phimoe(jitter):
     upstream = torch.randn(40, 2, dtype=torch.float64)
     ours, theirs = (torch.autograd.grad(x[0], logits, upstream)[0] for x in (found, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
+
+
+def test_weights_of_inputs_multiply_what_experts_take():
+    """Llama 4: `expert(weight x)`, which is not `weight expert(x)` where the experts are gated."""
+    config = FeedForwardConfig(
+        activation="swiglu",
+        experts={"num_experts": 3, "top_k": 2, "scores": "sigmoid", "normalize": False, "weight_inputs": True},
+    )
+    torch.manual_seed(5)
+    module = Experts(config, 7, 5).double()
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight)
+    x = torch.randn(11, 7, dtype=torch.float64)
+    weights, chosen = (x @ module.router.weight.T).sigmoid().topk(2)
+    expected = torch.zeros_like(x)
+    for token in range(11):
+        for weight, expert in zip(weights[token], chosen[token], strict=True):
+            gate, up = (weight * x[token] @ module.up[expert]).chunk(2)
+            expected[token] += (gate * gate.sigmoid() * up) @ module.down[expert]
+    assert (module(x) - expected).abs().max() < 1e-12 * expected.abs().max()
