@@ -140,6 +140,7 @@ def test_an_entry_of_the_hub_cache(folder, monkeypatch, tmp_path):
     assert torch.equal(phasor.load(snapshot)(TOKENS), expected)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     assert torch.equal(phasor.load("someone/tiny")(TOKENS), expected)
+    assert phasor.explain("someone/tiny").name == "someone/tiny"
     (entry / "refs" / "main").unlink()
     assert torch.equal(phasor.load(entry)(TOKENS), expected)
     (entry / "snapshots" / "other").mkdir()
@@ -157,6 +158,9 @@ def test_a_name_on_the_hub_is_not_downloaded(name, monkeypatch, tmp_path):
         phasor.load(name)
     with pytest.raises(ValueError, match=r"does not exist$"):
         phasor.load(tmp_path / name)
+    for read in (phasor.explain, phasor.evaluate):
+        with pytest.raises(ValueError, match=f"{name} is neither .* phasor downloads nothing, .*hf download {name}"):
+            read(name)
 
 
 VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")

@@ -298,7 +298,8 @@ def test_what_cannot_be_evaluated_is_refused_in_a_sentence(tmp_path, lm):
     shutil.copy(lm / "run.json", tmp_path)
     for run, options, message in [
         (lm / "model", {}, "is a model and no run, so it has no validation data"),
-        (tmp_path / "nowhere", {}, "nowhere is not the folder of a run"),
+        (tmp_path / "nowhere", {}, "nowhere is neither the folder of a run"),
+        (lm / "model", {"checkpoint": "best"}, "is not the folder of a run"),
         (tmp_path, {}, "neither a model nor a whole checkpoint"),
         (lm, {"data": empty}, r"empty\.jsonl holds no text"),
         (lm, {"data": empty, "target": empty}, "for a run that translates"),

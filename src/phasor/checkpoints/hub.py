@@ -50,3 +50,17 @@ def hub_cache() -> Path:
         if variable in os.environ:
             return Path(os.path.expandvars(os.environ[variable])).expanduser() / inside
     return Path.home() / ".cache" / "huggingface" / "hub"
+
+
+def hub_hint(folder: Path) -> str:
+    """What to say besides where a folder is missing that could be a model's name on the hub: nothing is downloaded.
+
+    >>> hub_hint(Path("runs/1/model"))
+    ''
+    """
+    if folder.exists() or len(folder.parts) != 2 or folder.parts[0] in ("/", ".."):
+        return ""
+    return (
+        f"; if it is a model on the Hugging Face hub: phasor downloads nothing, and it is not in the cache, "
+        f"{hub_cache()}, where `hf download {folder}` puts it"
+    )

@@ -13,7 +13,7 @@ import torch
 from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import CONFIG, read_json
 from phasor.checkpoints.hf import open_hf, read_hf_config
-from phasor.checkpoints.hub import hub_cache, resolve_folder
+from phasor.checkpoints.hub import hub_hint, resolve_folder
 from phasor.checkpoints.native import open_native, read_native_config
 from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.run_checkpoint import is_checkpoint, open_checkpoint, read_checkpoint_config
@@ -117,28 +117,14 @@ def is_hf(folder: Path) -> bool:
     if is_checkpoint(folder):
         return False
     if not folder.is_dir():
-        what = "is a file, and a model is a folder" if folder.exists() else absence(folder)
-        raise ValueError(f"{folder} {what}")
+        missing = f"does not exist{hub_hint(folder)}"
+        raise ValueError(f"{folder} {'is a file, and a model is a folder' if folder.exists() else missing}")
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not a model folder: it has no {CONFIG}")
     config = read_json(folder / CONFIG)
     if not config:
         raise ValueError(f"{folder / CONFIG} is empty: it has neither Hugging Face's model_type nor fields of phasor")
     return "model_type" in config
-
-
-def absence(folder: Path) -> str:
-    """That a folder does not exist; where it could be the name of a model on the hub, that nothing is downloaded.
-
-    >>> absence(Path("runs/1/model"))
-    'does not exist'
-    """
-    if len(folder.parts) != 2 or folder.parts[0] in ("/", ".."):
-        return "does not exist"
-    return (
-        f"does not exist; if it is a model on the Hugging Face hub: phasor downloads nothing, and it is not in the "
-        f"cache, {hub_cache()}, where `hf download {folder}` puts it"
-    )
 
 
 @contextmanager

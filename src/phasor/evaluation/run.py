@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from phasor.checkpoints.folder import CONFIG
-from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.hub import hub_hint, resolve_folder
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.run_checkpoint import is_checkpoint
 from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, is_run
@@ -97,8 +97,11 @@ def open_model_folder(
 ) -> TrainedRun:
     """A model folder of any format, with the task that its shape is for."""
     place = resolve_folder(folder)
-    if checkpoint is not None or not (is_checkpoint(place) or (place / CONFIG).exists()):
-        raise ValueError(f"{folder} is not the folder of a run, which would have a {MARKER}")
+    what = f"the folder of a run, which would have a {MARKER}"
+    if not (is_checkpoint(place) or (place / CONFIG).exists()):
+        raise ValueError(f"{folder} is neither {what}, nor of a model, with a {CONFIG}{hub_hint(folder)}")
+    if checkpoint is not None:
+        raise ValueError(f"{folder} is not {what}, and a checkpoint is that of a run")
     model, _ = open_model(folder, device, part=part, processes=processes)
     if model.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")

@@ -108,9 +108,13 @@ def resolve_model(config: ModelConfig | str | Path, part: str | None = None) -> 
         return str(path), read_config(path)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(
-            f"{config} is neither a configuration file nor a folder with config.json; a preset is named preset:NAME"
-        )
+        from phasor.checkpoints.hub import hub_hint, resolve_folder
+        from phasor.checkpoints.load import read_config
+
+        if (place := resolve_folder(path)) != path:
+            return str(path), read_config(place)
+        what = "neither a configuration file nor a folder with config.json; a preset is named preset:NAME"
+        raise ValueError(f"{config} is {what}{hub_hint(path)}")
     try:
         text = read_text(file)
         if path.is_dir() and '"model_type"' in text:
