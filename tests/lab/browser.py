@@ -66,6 +66,8 @@ class Visit:
     def open(self, address):
         """Open `view?state`, and wait until it is drawn."""
         self.page.goto(f"{self.base}/#/{address}")
+        if (view := address.partition("?")[0]) in VIEWS:
+            self.page.wait_for_selector(f"main .view.{view}", state="attached")
         return self.settle()
 
     def settle(self):

@@ -36,19 +36,27 @@ def server():
 
 
 @pytest.mark.slow
-def test_the_first_view_stands_within_two_seconds_of_opening(chromium, server):
-    """Its title, sentences and the places of its drawings, while torch is still being imported.
+def test_the_first_view_stands_within_two_seconds_and_is_drawn_when_torch_is_there(chromium, server):
+    """Its title, sentences and the places of its drawings come while torch is still being imported.
 
-    On a machine that does other things too, in proportion to its load.
+    The drawings need torch, whose import alone takes more than two seconds: they come within twice the time that it
+    takes in another process, and two seconds. On a machine that does other things too, in proportion to its load.
     """
     _, base = server
     page = visit(chromium, base)
+    two = 2 * max(1, os.getloadavg()[0] / os.cpu_count())
     start = time.monotonic()
     page.page.goto(base)
     page.page.wait_for_selector("main .sentences .chip")
     page.page.wait_for_selector("main figure")
-    limit = 2 * max(1, os.getloadavg()[0] / os.cpu_count())
-    assert time.monotonic() - start <= limit
+    assert time.monotonic() - start <= two
+    page.page.wait_for_selector("main figure:not(.empty)", timeout=60_000)
+    drawn = time.monotonic() - start
+    page.settle()
+    assert not page.page.locator("main figure.empty:visible").count()
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    assert drawn <= 2 * (time.monotonic() - start) + two
     page.check()
     page.close()
 

@@ -10,20 +10,24 @@ from phasor.config.schema import names
 from phasor.lab.figures import DOCUMENTS, FIGURES
 from phasor.lab.server import VIEWS
 
-# Words of a heading that are broken at the end of a line.
+# Words of a heading that are broken at the end of a line, and lines that end in an opening bracket or a sign.
 BROKEN = """(heading) => {
   const texts = document.createTreeWalker(heading, NodeFilter.SHOW_TEXT);
-  const segmenter = new Intl.Segmenter("zh", { granularity: "word" });
-  const words = [];
+  const tops = [];
   while (texts.nextNode())
-    for (const { segment, index, isWordLike } of segmenter.segment(texts.currentNode.data)) {
-      if (!isWordLike) continue;
+    for (let i = 0; i < texts.currentNode.length; i++) {
       const range = document.createRange();
-      range.setStart(texts.currentNode, index);
-      range.setEnd(texts.currentNode, index + segment.length);
-      if (new Set([...range.getClientRects()].map((one) => Math.round(one.top))).size > 1) words.push(segment);
+      range.setStart(texts.currentNode, i);
+      range.setEnd(texts.currentNode, i + 1);
+      tops.push(Math.round(range.getBoundingClientRect().bottom));
     }
-  return words;
+  const text = heading.textContent;
+  const segmenter = new Intl.Segmenter("zh", { granularity: "word" });
+  const words = [...segmenter.segment(text)].filter(({ segment, index, isWordLike }) => {
+    const lines = new Set(tops.slice(index, index + segment.length + (/[（(×]/.test(segment) ? 1 : 0)));
+    return (isWordLike || /[（(×]/.test(segment)) && lines.size > 1;
+  });
+  return words.map(({ segment }) => segment);
 }"""
 FIRST_FIGURE = """() => {
   const box = document.querySelector("main figure .plot").getBoundingClientRect();
@@ -64,13 +68,14 @@ def test_order_is_shown_with_and_without_positions_in_the_language_of_the_page(o
     assert not positioned.is_visible()
 
 
-@pytest.mark.parametrize("view", ["order", "encodings", "extension", "precision"])
+@pytest.mark.parametrize("view", ["order", "encodings", "phasors", "extension", "precision"])
 def test_drawings_have_a_place_before_there_are_data(open_page, view):
     one = open_page("sources")
     held = hold(one, f"**/api/{view}/*")
     one.page.evaluate("(hash) => { location.hash = hash; }", f"#/{view}")
     one.page.wait_for_selector("main figure.empty", state="attached")
     assert one.page.evaluate(FIRST_FIGURE)[1] >= 150
+    assert "{" not in one.page.locator("main").inner_text()
     assert not [button for button in one.page.locator(".downloads button").all() if button.is_visible()]
     for route in held:
         route.continue_()
@@ -88,10 +93,13 @@ def test_on_a_phone_the_drawing_stands_above_the_controls(open_page, view):
     assert min(figures) < min(controls)
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_chinese_headings_break_between_words(open_page, view):
-    one = open_page(view, width=390, language="zh")
-    assert one.page.locator("h1").evaluate(BROKEN) == []
+def test_headings_break_between_words(open_page, view, language):
+    one = open_page(view, width=390, language=language)
+    for width in range(320, 440, 10):
+        one.page.set_viewport_size({"width": width, "height": 900})
+        assert one.page.locator("h1").evaluate(BROKEN) == [], width
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi"])

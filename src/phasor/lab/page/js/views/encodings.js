@@ -70,7 +70,7 @@ export function render(root, state, tools) {
 	const pick = (row) => tools.set({ t: Math.min(Math.max(row, 0), state.n - 1) });
 	const counter = binaryCounter(left, { name: t("binary"), height: HEIGHT, onPick: pick });
 	const matrix = heatMap(right, { name: t("matrix"), height: HEIGHT, rowName: t("position"), onPick: ({ row }) => pick(row) });
-	const rowChart = lineChart(right, { name: t("rowOf"), height: 150, x: { name: t("feature") } });
+	const rowChart = lineChart(right, { name: " ", height: 150, x: { name: t("feature") } });
 
 	const middle = h("div", { class: "halves level" });
 	root.append(middle);

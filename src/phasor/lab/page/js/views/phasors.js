@@ -57,7 +57,7 @@ export function render(root, state, tools) {
 	const stacks = Array.from({ length: 4 }, () => h("div", { class: "stack" }));
 	const [upperLeft, upperRight, lowerLeft, lowerRight] = stacks;
 	root.append(h("div", { class: "columns drawing" }, upperLeft, upperRight), h("div", { class: "columns" }, lowerLeft, lowerRight));
-	const dialPlot = dials(upperLeft, { name: t("dials", { count: "" }), size: 70, gap: 20 });
+	const dialPlot = dials(upperLeft, { name: " ", size: 70, gap: 20 });
 	const pairing = pairingFigure(lowerLeft, { name: t("pairingFigure"), describePair: (pair, first, second) => t("features", { pair, first, second }) });
 	const pairingNote = h("p", { class: "aside" });
 	lowerLeft.append(pairingNote);
