@@ -43,9 +43,8 @@ export const newId = () => `i${++ids}`;
 
 /** A heading that breaks between words, also in Chinese, and not between a number and what it counts. */
 export function breakable(text) {
-	const segmenter = new Intl.Segmenter(document.documentElement.lang, { granularity: "word" });
-	const words = (part) =>
-		[...segmenter.segment(part)].map(({ segment, index, isWordLike }) => [isWordLike && /[\p{Script=Han}，；：、）]$/u.test(part.slice(0, index)) && h("wbr", {}), segment]);
+	const segmenter = new Intl.Segmenter("zh", { granularity: "word" });
+	const words = (part) => [...segmenter.segment(part)].map((one) => [one.isWordLike && /\p{Script=Han}$/u.test(part.slice(0, one.index)) && h("wbr", {}), one.segment]);
 	return text.split(/((?<![\w.])[\d.,]+ \p{Script=Han})/u).map((part, i) => (i % 2 ? [h("wbr", {}), h("span", { class: "whole" }, part)] : words(part)));
 }
 
