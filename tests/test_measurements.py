@@ -3,6 +3,7 @@
 A part of a page, from a heading or a bold lead to the next, names the files that its figures come from.
 """
 
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from pathlib import Path
 
 import pytest
 from test_pages import DOCS, FENCE, ROOT
+
+from phasor.config.parameters import parameters_of
+from phasor.config.recipe import Recipe
+from phasor.recipes import find
+from phasor.training.build import model_config
 
 RESULTS = ROOT / "benchmarks" / "results"
 UNITS = {  # by which a value of a file may have been multiplied, where it is shown with this unit
@@ -92,13 +98,52 @@ def test_figures_are_those_of_the_results(name):
     assert not unknown, f"{name}: not in the files that it names: {', '.join(unknown)}"
 
 
-def test_figures_of_speed_are_in_files():
-    """Every table of figures on the page is in a part that names its files."""
-    text = FENCE.sub("", (ROOT / "docs" / "speed.md").read_text(encoding="utf-8"))
-    tables = TABLE.findall(text[text.index("## On an H200") :])
-    assert len(tables) > 10
+# Tables of figures that no file of results holds, by what their heads begin with, and what holds them instead.
+ELSEWHERE = {
+    "checkpoints.md: | family |": "tests/families/table.py writes it",
+    "compare.md: | name | published": "benchmarks/published_results.py",
+    "parallel.md: | model | devices": "tests/parallel/test_guide.py",
+    "parallel.md: | row | devices": "tests/parallel/test_guide.py",
+    "parallel.md: | compared with": "tests/parallel/test_published_steps.py and test_plan_memory.py",
+    "positions.md: | positions up to": "test_errors_by_position_are_those_of_the_example",
+    "positions.md: | mistake": "formulas",
+    "training.md: | recipe": "test_sizes_of_recipes",
+}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_tables_of_figures_are_in_files(page):
+    """Every table with a unit or a decimal point in it is in a part that names its files."""
     checked = [table for part, _ in PARTS.values() for table in TABLE.findall(part)]
-    assert all(table in checked for table in tables)
+    for table in TABLE.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        figures = FIGURE.findall("".join(table.splitlines(keepends=True)[2:]))
+        if any(unit or "." in figure for figure, unit in figures) and table not in checked:
+            assert f"{page.name}: {table}".startswith(tuple(ELSEWHERE)), table.splitlines()[0]
+
+
+def test_errors_by_position_are_those_of_the_example(monkeypatch):
+    """The worst errors of cosine and sine in docs/positions.md, as examples/precision.py measures them."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    precision = importlib.import_module("precision")
+    errors = precision.worst_errors()
+    text = (ROOT / "docs" / "positions.md").read_text(encoding="utf-8")
+    table = next(table for table in TABLE.findall(text) if table.startswith("| positions up to |"))
+    shown = re.findall(r"^\| 2\^(\d+) \|(.*)\|$", table, re.M)
+    assert len(shown) == 10
+    for power, cells in shown:
+        measured = [errors[name][precision.POWERS.index(int(power))] for name in errors]
+        assert [float(cell) for cell in cells.split("|")] == pytest.approx(measured, rel=0.05)  # of two digits
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("translation", 9.4), ("translation-modern", 9.4), ("language-model", 14)]
+)
+def test_sizes_of_recipes(name, millions):
+    """Parameters in millions, as docs/training.md says, with the largest vocabulary that the recipe allows."""
+    recipe = Recipe.from_file(find(name))
+    model = model_config(recipe, recipe.data.vocab_size)
+    digits = len(f"{millions}".partition(".")[2])
+    assert round(parameters_of(model).total / 1e6, digits) == millions
 
 
 def test_changed_figures_are_recognized():

@@ -53,8 +53,11 @@ def plan_kinds(sizes: dict[str, Any], case: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("sizes", "case"), list(cases()))
 def test_plans_are_within_ten_percent_of_training(sizes, case):
+    """And as docs/parallel.md says, peaks and what they are above weights and moments within 4 %."""
     found = plan_kinds(sizes, case)
     assert found == pytest.approx({kind: case["measured"][kind] for kind in KINDS}, rel=0.1)
+    for kind in ("the rest", "peak"):
+        assert found[kind] == pytest.approx(case["measured"][kind], rel=0.04)
     assert found == {kind: case["planned"][kind] for kind in KINDS}
 
 
