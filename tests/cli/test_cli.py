@@ -182,7 +182,9 @@ def test_explain_what_is_not_there(run_phasor: CommandRunner, tmp_path: Path) ->
     assert "finite" in run_phasor.expect_error("explain", "preset:llama-2", "--extension", "ntk", "--factor", "nan")
     assert "needs rotary" in run_phasor.expect_error("explain", "preset:gpt-2", "--extension", "ntk", "--factor", "2")
     assert "at least 1" in run_phasor.expect_error("explain", "preset:gpt-2", "--length", "0")
-    assert "invalid number" in run_phasor.expect_error("explain", "preset:llama-2", "--factor", "many")
+    assert "--factor must be a number, not 'many'" in run_phasor.expect_error(
+        "explain", "preset:llama-2", "--factor", "many"
+    )
     assert "truncate must be true or false" in run_phasor.expect_error(
         "explain", "preset:llama-2", "--extension", "yarn", "--factor", "2", "--truncate", "maybe"
     )
@@ -351,7 +353,7 @@ def test_logits_that_are_not_finite_are_an_error(how: list[str], tmp_path: Path,
         (["generate", "IDS", "--prompt", "1", "--prompt-file", "x"], "not both"),
         (["generate", "IDS", "--prompt-file", "nowhere"], "nowhere cannot be read"),
         (["generate", "IDS", "--prompt", "1", "--stream", "--json"], "not both"),
-        (["generate", "IDS", "--prompt", "1", "--temperature", "hot"], "invalid number value: 'hot'"),
+        (["generate", "IDS", "--prompt", "1", "--temperature", "hot"], "--temperature must be a number, not 'hot'"),
         (["generate", "IDS", "--prompt", "1", "--temperature", "-1"], "phasor: --temperature must not be negative"),
         (["generate", "IDS", "--prompt", "1", "--temperature", "nan"], "phasor: --temperature must be a finite number"),
         (["generate", "IDS", "--prompt", "1", "--top-p", "0"], "--top-p must be in (0, 1]"),
@@ -517,3 +519,21 @@ def test_translate_writes_into_a_device_and_does_not_replace_it(
     run_phasor("translate", "run", "ab", "--out", str(tmp_path / "device"))
     assert Path("/dev/null").is_char_device()
     assert [path.name for path in tmp_path.iterdir()] == ["device"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("plan --devices x", "--devices must be an integer, not 'x'"),
+        ("generate folder --max-new-tokens ten", "--max-new-tokens must be an integer, not 'ten'"),
+        ("generate folder --temperature warm", "--temperature must be a number, not 'warm'"),
+        ("translate folder --length-penalty much", "--length-penalty must be a number, not 'much'"),
+        ("explain preset:llama-2 --length 8.5", "--length must be an integer, not '8.5'"),
+        ("lab --port http", "--port must be an integer, not 'http'"),
+        ("compare --out report --seeds few", "--seeds must be an integer, not 'few'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_what_would_be_right(
+    run_phasor: CommandRunner, arguments: str, sentence: str
+) -> None:
+    assert sentence in run_phasor.expect_error(*arguments.split())

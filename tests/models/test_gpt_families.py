@@ -313,6 +313,7 @@ REFUSED = [
     ("gptj", {"rotary": False}, "rotary = false"),
     ("gptj", {"rotary_dim": 8}, "wider than the head"),
     ("gpt_neox", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_type = 'ntk'"),
+    ("gpt_neox", {"rotary_pct": 0.0}, "rotary_dim must be even and at least 2, not 0"),
     ("opt", {"scale_embeddings": True}, "scale_embeddings = true"),
     ("bloom", {"slow_but_exact": True}, "slow_but_exact = true"),
     ("mpt", {"no_bias": False}, "no_bias = false"),

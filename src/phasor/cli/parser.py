@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
+
+VALUES = {  # what an option takes, by the function that reads it
+    "int": "an integer",
+    "integer": "an integer",
+    "float": "a number",
+    "number": "a number",
+    "numbers": "numbers between commas",
+}
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, like all others."""
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.fullmatch(r"argument (\S+): invalid (\w+) value: (.*)", message, re.DOTALL)
+        if wrong and wrong[2] in VALUES:
+            message = f"{wrong[1]} must be {VALUES[wrong[2]]}, not {wrong[3]}"
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
