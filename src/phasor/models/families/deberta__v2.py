@@ -33,7 +33,7 @@ class RelativeAttention(FieldEntry):
             raise ValueError(f"{f.file}: phasor does not honor {name} = false; it must be true")
         words = f.raw("pos_att_type", ())
         terms = [word.strip() for word in words.lower().split("|")] if isinstance(words, str) else words
-        if not isinstance(terms, list) or not terms or any(term not in TERMS for term in terms):
+        if not isinstance(terms, list) or not terms or any(term not in [*TERMS] for term in terms):
             raise ValueError(f"{f.file}: pos_att_type must list c2p, p2c or both, not {json_repr(words)}")
         buckets, reach = f.get("position_buckets", -1), f.get("max_relative_positions", -1)
         scheme = DisentangledConfig(
