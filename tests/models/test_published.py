@@ -60,7 +60,7 @@ def test_a_published_configuration_means_what_transformers_reads(name, tmp_path)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     part = "text" if has_text_part(data) else None
     ours, theirs = read_config(tmp_path, part), theirs if part is None else theirs.text_config
-    spelled = theirs.to_dict() | ({"architectures": data["architectures"]} if part is None else {})
+    spelled = theirs.to_dict() | ({"architectures": data.get("architectures")} if part is None else {})
     spelled, _ = take_format(spelled, Path("config.json"))
     again = family(theirs.model_type).read_whole(Fields(spelled, Path("config.json")))
     # Whether a head is tied shows in the tensors: a T5 of transformers says that it is, against the file.

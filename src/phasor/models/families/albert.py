@@ -37,6 +37,7 @@ class Albert(BertLike):
         "hidden_dropout_prob": Field("dropout.residual", "dropout.embedding", default=0.0),
         "attention_probs_dropout_prob": Field("dropout.attention", default=0.0),
     }
+    unsupported = frozenset()
     # Of other heads, and of the code it was first trained with.
     harmless = BertLike.harmless | {
         "classifier_dropout_prob",

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from phasor.config import ModelConfig
-from phasor.models.entries import Draft, Field, FieldEntry, Pinned
+from phasor.models.entries import Draft, Field, FieldEntry, Pinned, SameAs
 from phasor.models.families._bert import BertLike, bert_classifiers
 from phasor.models.families.roberta import DENSE_CLASSIFIER, RowsAfterPadding
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.nn.positions import RotaryConfig
 
-LENGTH, ROWS = "max_position_embeddings", RowsAfterPadding()
+LENGTH, USUAL = "max_position_embeddings", 1026
+ROWS = RowsAfterPadding(default=USUAL)
 
 
 class PositionKind(FieldEntry):
@@ -25,7 +26,7 @@ class PositionKind(FieldEntry):
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         draft["position"] = f.choose(name, {"absolute": "learned", "rotary": "rotary"}, "absolute")
         if draft["position"] == "rotary":
-            draft.values |= {"position.base": f.get("rope_theta", 10000.0), "max_length": f.get(LENGTH, 1026)}
+            draft.values |= {"position.base": f.get("rope_theta", 10000.0), "max_length": f.get(LENGTH, USUAL)}
         else:
             ROWS.read(f, LENGTH, draft)
 
@@ -67,6 +68,7 @@ class Esm(BertLike):
     fields = {name: BertLike.fields[name] for name in ("vocab_size", "hidden_size", "intermediate_size")} | {
         "num_hidden_layers": BertLike.fields["num_hidden_layers"],
         "num_attention_heads": BertLike.fields["num_attention_heads"],
+        "head_dim": Pinned(SameAs("head_dim")),
         "hidden_dropout_prob": Field("dropout.residual", default=0.1),
         "attention_probs_dropout_prob": BertLike.fields["attention_probs_dropout_prob"],
         "layer_norm_eps": BertLike.fields["layer_norm_eps"],

@@ -19,13 +19,13 @@ class RowsAfterPadding(FieldEntry):
     Where the padding token is `always` the same, the file's is not read.
     """
 
-    def __init__(self, always: int | None = None) -> None:
-        self.always = always
+    def __init__(self, always: int | None = None, default: int = 512) -> None:
+        self.always, self.default = always, default
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         pad = f.get("pad_token_id", 1) if self.always is None else self.always
         draft.values |= {"position.offset": pad + 1, "position.padding_token": pad}
-        draft["max_length"] = f.get(name, 512) - (pad + 1)
+        draft["max_length"] = f.get(name, self.default) - (pad + 1)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         position = require_kind(config.input_position, LearnedConfig)
