@@ -174,7 +174,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         for name in ("q", "kv") if cross else ("qkv",):
             parts = [part for part in name if part in self.projected]
             biased = [part for part in parts if part in self.bias]
-            rows = (sum(heads[part] for part in parts) + model.num_heads * self.output_gate) * head_dim
+            gates = model.num_heads if self.output_gate and not cross else 0
+            rows = (sum(heads[part] for part in parts) + gates) * head_dim
             projections[name] = linear(rows, model.dim, bias=len(biased) == len(parts), cut=0)
             if len(biased) < len(parts):
                 partial |= {part: Weight((heads[part], head_dim), 0) for part in biased}

@@ -88,7 +88,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     def split_rows(self, weight: Tensor, parts: str) -> list[Rows]:
         """A projection's rows by the part they compute: views `[K, heads, D, ...]`, the part, the number of rows."""
         sizes = {part: self.queries_per_kv if part == "q" else 1 for part in parts}
-        if self.config.output_gate:
+        if self.config.output_gate and not self.cross:
             sizes = {"q": self.queries_per_kv, "gate": self.queries_per_kv, **sizes}
         by_kv_head = weight.unflatten(0, (self.num_kv_heads, sum(sizes.values()), self.head_dim))
         views = by_kv_head.split(list(sizes.values()), dim=1)
