@@ -97,7 +97,7 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         return {"keys": CachedTensor(shape), "values": CachedTensor(shape)}
 
     def cached_per_sequence(self, model: ModelConfig) -> dict[str, CachedTensor]:
-        """What a layer keeps of each sequence in a cache, whatever its length, by name: a state."""
+        """What a layer keeps of each sequence of any length in a cache, by name: a state."""
         return {}
 
     def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:

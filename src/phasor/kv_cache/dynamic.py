@@ -50,7 +50,7 @@ class KVCache:
     """Keys and values of a decoder, created by `model.new_cache(batch_size, max_length)`.
 
     `layers` has what each layer keeps, tensors `[B, slots, ...]` by name, such as `layers[0]["keys"]`, and `states`
-    what it keeps of each row, whatever its length, tensors `[B, ...]`. `length` is the sequence length that frequencies
+    what it keeps of each row of any length, tensors `[B, ...]`. `length` is the sequence length that frequencies
     are planned for (an integer or one per row), `used` the number of tokens held (an integer, or one per row where they
     differ). A call with a cache equals the full forward over all tokens so far at that length. No gradient flows
     through a cache.

@@ -1,4 +1,4 @@
-"""States: what layers keep of each row of a cache, whatever its length, in tensors `[B, ...]` by layer and name."""
+"""States: what layers keep of each row of a cache, of any length, in tensors `[B, ...]` by layer and name."""
 
 from __future__ import annotations
 

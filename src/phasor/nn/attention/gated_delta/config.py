@@ -32,7 +32,7 @@ class GatedDeltaAttentionConfig(AttentionConfig, kind="gated-delta"):
     """Gated delta rule (Gated DeltaNet): a state per head, which decays and is corrected by every token.
 
     Queries, keys and values pass a causal convolution over the last `conv_width` tokens. What a head keeps is a matrix
-    `key_dim` x `value_dim`, whatever the number of tokens. Of `num_heads` heads several in a row share the queries and
+    `key_dim` x `value_dim`, for any number of tokens. Of `num_heads` heads several in a row share the queries and
     keys of one of `num_key_heads`. Left out, the heads are those of the model, values are as wide as its heads and keys
     half as wide, which together are about as many weights as softmax attention has. The result of each head is
     normalized, with `norm_eps`, and gated. There are no positions: the order of tokens is in the state.
@@ -120,7 +120,7 @@ class GatedDeltaAttentionConfig(AttentionConfig, kind="gated-delta"):
         return self.query_width(model) + self.output_width(model)
 
     def flops_per_token(self, model: ModelConfig, keys: float) -> float:
-        """A state is read with the key, written, and read with the query, whatever the number of tokens before."""
+        """A state is read with the key, written, and read with the query, after any number of tokens."""
         sizes = self.sizes(model)
         return 6 * sizes.heads * sizes.key * sizes.value + 2 * self.conv_width * sizes.channels
 
