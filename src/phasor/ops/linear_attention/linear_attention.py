@@ -12,7 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path
-from phasor.ops.linear_attention.reference import causal_convolution_ref, gated_delta_ref, retention_ref
+from phasor.ops.linear_attention.chunked import gated_delta_chunked, retention_chunked
+from phasor.ops.linear_attention.reference import causal_convolution_ref
 
 
 def gated_delta(
@@ -109,6 +110,6 @@ def check_shapes(
             )
 
 
-GATED_DELTA = Dispatch(Path("recurrence in torch", gated_delta_ref))
-RETENTION = Dispatch(Path("recurrence in torch", retention_ref))
+GATED_DELTA = Dispatch(Path("torch, in chunks", gated_delta_chunked))
+RETENTION = Dispatch(Path("torch, in chunks", retention_chunked))
 CAUSAL_CONVOLUTION = Dispatch(Path("windows in torch", causal_convolution_ref))
