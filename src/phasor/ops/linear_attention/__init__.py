@@ -3,9 +3,10 @@
 from phasor.ops.linear_attention.linear_attention import (
     CAUSAL_CONVOLUTION,
     GATED_DELTA,
-    RETENTION,
+    LINEAR_ATTENTION_STEP,
     causal_convolution,
     gated_delta,
+    linear_attention_step,
     retention,
 )
 from phasor.ops.linear_attention.reference import causal_convolution_ref, gated_delta_ref, retention_ref
@@ -13,11 +14,12 @@ from phasor.ops.linear_attention.reference import causal_convolution_ref, gated_
 __all__ = [
     "CAUSAL_CONVOLUTION",
     "GATED_DELTA",
-    "RETENTION",
+    "LINEAR_ATTENTION_STEP",
     "causal_convolution",
     "causal_convolution_ref",
     "gated_delta",
     "gated_delta_ref",
+    "linear_attention_step",
     "retention",
     "retention_ref",
 ]

@@ -83,15 +83,3 @@ def chunk_decay(log_decay: Tensor, starts: Tensor | None) -> tuple[Tensor, Tenso
         hidden = hidden | (documents[..., None] != documents[..., None, :])
         from_state = from_state.masked_fill(documents[..., None] > 0, 0.0)
     return sums.masked_fill(hidden, float("-inf")).exp(), from_state
-
-
-def retention_chunked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    state: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Retention as matrix products."""
-    return gated_delta_chunked(query, key, value, log_decay, None, state, starts)

@@ -12,7 +12,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path
-from phasor.ops.linear_attention.chunked import gated_delta_chunked, retention_chunked
+from phasor.ops.linear_attention.chunked import gated_delta_chunked
+from phasor.ops.linear_attention.kernel_op import (
+    gated_delta_kernel,
+    kernel_why_not,
+    step_in_place,
+    step_to_new_state,
+    step_why_not,
+)
 from phasor.ops.linear_attention.reference import causal_convolution_ref
 
 
@@ -60,8 +67,34 @@ def retention(
     ([1.0, 1.5, 1.0], [1.0])
     """
     check_shapes(query, key, value, state, starts, log_decay=log_decay)
-    result: tuple[Tensor, Tensor] = RETENTION(query, key, value, log_decay, state, starts)
+    result: tuple[Tensor, Tensor] = GATED_DELTA(query, key, value, log_decay, None, state, starts)
     return result
+
+
+def linear_attention_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor | None,
+    state: Tensor,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """The output of one token `[B, H, 1, value_dim]` by the gated delta rule; by retention, without `strength`.
+
+    The state is updated in place, as a static cache and CUDA graphs need it.
+
+    >>> import torch
+    >>> one, state = torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 4.0)
+    >>> linear_attention_step(one, one, one, torch.full((1, 1, 1), 0.5).log(), None, state).item(), state.item()
+    (3.0, 3.0)
+    """
+    gates = {"log_decay": log_decay} if strength is None else {"log_decay": log_decay, "strength": strength}
+    check_shapes(query, key, value, state, starts, **gates)
+    if value.shape[2] != 1:
+        raise ValueError(f"linear attention: a step takes one token, not {value.shape[2]}")
+    y: Tensor = LINEAR_ATTENTION_STEP(query, key, value, log_decay, strength, state, starts)
+    return y
 
 
 def causal_convolution(
@@ -110,6 +143,28 @@ def check_shapes(
             )
 
 
-GATED_DELTA = Dispatch(Path("torch, in chunks", gated_delta_chunked))
-RETENTION = Dispatch(Path("torch, in chunks", retention_chunked))
+def chunked_in_place(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor | None,
+    state: Tensor,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """The output of one token, whose state replaces the one given."""
+    y, after = gated_delta_chunked(query, key, value, log_decay, strength, state, starts)
+    state.copy_(after)
+    return y
+
+
+# Without strength this is retention.
+GATED_DELTA = Dispatch(
+    Path("Triton kernel of one token", step_to_new_state, step_why_not),
+    Path("Triton kernels, in chunks", gated_delta_kernel, kernel_why_not),
+    Path("torch, in chunks", gated_delta_chunked),
+)
+LINEAR_ATTENTION_STEP = Dispatch(
+    Path("Triton kernel of one token", step_in_place, step_why_not), Path("torch, in chunks", chunked_in_place)
+)
 CAUSAL_CONVOLUTION = Dispatch(Path("windows in torch", causal_convolution_ref))
