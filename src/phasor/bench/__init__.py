@@ -28,6 +28,7 @@ STUDIES = {
     "attention-kernels": "SDPA's backends, FlexAttention and phasor's kernel, in TFLOP/s",
     "schemes": "attention with every position scheme beside plain attention, under any mask",
     "sparse": "sparse attention beside full attention and FlexAttention",
+    "linear-attention": "gated delta rule and retention beside full attention and flash-linear-attention",
     "scaling": "time and memory of attention against the length",
     "fused": "cross-entropy, norms, gated activations, float8 and AdamW beside torch, torch.compile and Liger",
     "train-gpu": "training a Llama of 1.04 B parameters step after step beside transformers and Liger",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from decode_kernels import bfloat16_in_the_interpreter  # noqa: F401
 from test_linear_attention import assert_close, draw, gradients, run
 
 from phasor.ops.dispatch import force_path
@@ -26,9 +27,14 @@ PAIRS = [(gated_delta, gated_delta_ref), (retention, retention_ref)]
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch, request):
-    """Chunks of sixteen tokens, so that a few dozen are several."""
-    if "full_chunks" not in request.node.name:
+    """Chunks of sixteen tokens, so that a few dozen are several; not in tests that use `full_chunks`."""
+    if "full_chunks" not in request.fixturenames:
         monkeypatch.setattr(kernel_launch, "CHUNK", 16)
+
+
+@pytest.fixture
+def full_chunks():
+    """Chunks as long as they are outside of tests."""
 
 
 def check(operation, reference, arguments, dtype, tolerance):
@@ -58,6 +64,7 @@ def test_kernels_equal_the_recurrence(operation, reference, length, starts, dims
     check(operation, reference, arguments, torch.float32, SINGLE)
 
 
+@pytest.mark.usefixtures("full_chunks")
 @pytest.mark.parametrize(("operation", "reference"), PAIRS)
 def test_kernels_in_full_chunks_without_a_state(operation, reference):
     arguments = draw(70, batch=1, key_heads=2, heads=2, key_dim=16, value_dim=16, starts=(66,))
@@ -65,6 +72,7 @@ def test_kernels_in_full_chunks_without_a_state(operation, reference):
 
 
 @pytest.mark.parametrize(("operation", "reference"), PAIRS)
+@pytest.mark.usefixtures("bfloat16_in_the_interpreter")
 def test_kernels_in_bfloat16(operation, reference):
     arguments = draw(40, batch=1, key_heads=1, heads=2, key_dim=16, value_dim=16, starts=(20,))
     check(operation, reference, arguments, torch.bfloat16, HALF)
@@ -76,12 +84,12 @@ def test_kernels_with_decays_below_underflow():
     check(gated_delta, gated_delta_ref, arguments, torch.float32, SINGLE)
 
 
+@pytest.mark.usefixtures("full_chunks")
 def test_kernels_with_one_key_again_and_again():
     """Powers of the system of a chunk then grow as binomial coefficients; its inverse does not."""
     arguments = draw(64, batch=1, key_heads=1, heads=1, key_dim=16, value_dim=16, decay=1e-3)
     arguments[1].data[:] = arguments[1].data[:, :, :1]
     arguments[4].data[:] = 1.0
-    kernel_launch.CHUNK = 64
     check(gated_delta, gated_delta_ref, arguments, torch.float32, SINGLE)
 
 
@@ -96,6 +104,7 @@ def test_kernels_read_transposed_tensors():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("operation", "reference"), PAIRS)
+@pytest.mark.usefixtures("bfloat16_in_the_interpreter")
 def test_one_token_updates_the_state_in_place(operation, reference, dtype):
     arguments = draw(1, key_dim=20, value_dim=33, starts=(0,))
     rounded = [x.detach().to(t) for x, t in zip(arguments[:6], [dtype] * 3 + [torch.float32] * 3, strict=True)]
@@ -127,10 +136,10 @@ def test_float16_and_mixed_dtypes_take_torch():
     assert "float16, float16, float16" in reasons["Triton kernels, in chunks"]
 
 
+@pytest.mark.usefixtures("full_chunks")
 def test_kernels_compile_with_their_gradient():
     arguments = draw(18, batch=1, key_heads=1, heads=1, key_dim=16, value_dim=16)
     leaves = [x.detach().float().requires_grad_() for x in arguments[:6]]
-    kernel_launch.CHUNK = 64  # as the shapes of the fake results have it
     with force_path("triton"):
         compiled = torch.compile(lambda *x: gated_delta(*x), fullgraph=True, backend="aot_eager")
         given = compiled(*leaves)
