@@ -9,6 +9,7 @@ A token with a key of zero and `log_decay` 0 leaves the state as it was, and one
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path
@@ -20,7 +21,7 @@ from phasor.ops.linear_attention.kernel_op import (
     step_to_new_state,
     step_why_not,
 )
-from phasor.ops.linear_attention.reference import causal_convolution_ref
+from phasor.ops.linear_attention.reference import causal_convolution_ref, join_windows
 
 
 def gated_delta(
@@ -113,6 +114,14 @@ def causal_convolution(
     >>> y.flatten().tolist(), state.flatten().tolist()
     ([1.0, 12.0, 23.0], [3.0])
     """
+    (batch, length, channels), width = inputs.shape, weight.shape[-1]
+    expected = {
+        "weight": (weight, [channels, width]),
+        "bias": (bias, [channels]),
+        "state": (state, [batch, width - 1, channels]),
+        "starts": (starts, [batch, length]),
+    }
+    raise_wrong_shape("causal convolution", expected, "inputs and weight")
     result: tuple[Tensor, Tensor] = CAUSAL_CONVOLUTION(inputs, weight, bias, state, starts)
     return result
 
@@ -136,11 +145,21 @@ def check_shapes(
         "state": (state, [batch, heads, key_dim, value_dim]),
         "starts": (starts, [batch, length]),
     }
+    raise_wrong_shape("linear attention", expected, "keys and values")
+
+
+def raise_wrong_shape(operation: str, expected: dict[str, tuple[Tensor | None, list[int]]], given: str) -> None:
+    """Raise a ValueError for the first tensor that has another shape than the one beside it, which fits what is given.
+
+    >>> import torch
+    >>> raise_wrong_shape("convolution", {"bias": (torch.zeros(3), [4])}, "inputs")
+    Traceback (most recent call last):
+    ...
+    ValueError: convolution: bias has the shape [3], but [4] fits the inputs
+    """
     for name, (x, shape) in expected.items():
         if x is not None and list(x.shape) != shape:
-            raise ValueError(
-                f"linear attention: {name} has the shape {list(x.shape)}, but {shape} fits the keys and values"
-            )
+            raise ValueError(f"{operation}: {name} has the shape {list(x.shape)}, but {shape} fits the {given}")
 
 
 def chunked_in_place(
@@ -158,6 +177,33 @@ def chunked_in_place(
     return y
 
 
+def conv1d_why_not(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> str | None:
+    """Why torch's own convolution does not compute this; None where it does."""
+    if starts is not None:
+        return "torch's own convolution reaches across the beginnings of documents"
+    if any(x is not None and x.dtype != inputs.dtype for x in (weight, bias)):
+        return "torch's own convolution takes inputs and weights of one dtype"
+    return "there are no tokens" if inputs.numel() == 0 else None
+
+
+def causal_convolution_conv1d(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The convolution of state and inputs in a row."""
+    x, last, _ = join_windows(inputs, weight, state, starts)
+    return F.conv1d(x.mT, weight[:, None], bias, groups=weight.shape[0]).mT, last
+
+
 # Without strength this is retention.
 GATED_DELTA = Dispatch(
     Path("Triton kernel of one token", step_to_new_state, step_why_not),
@@ -167,4 +213,7 @@ GATED_DELTA = Dispatch(
 LINEAR_ATTENTION_STEP = Dispatch(
     Path("Triton kernel of one token", step_in_place, step_why_not), Path("torch, in chunks", chunked_in_place)
 )
-CAUSAL_CONVOLUTION = Dispatch(Path("windows in torch", causal_convolution_ref))
+CAUSAL_CONVOLUTION = Dispatch(
+    Path("convolution of torch", causal_convolution_conv1d, conv1d_why_not),
+    Path("torch, a product for each column of the weight", causal_convolution_ref),
+)

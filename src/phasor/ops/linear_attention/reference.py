@@ -68,20 +68,32 @@ def causal_convolution_ref(
     >>> y.flatten().tolist(), state.tolist()
     ([1.0, 12.0, 3.0, 34.0], [[[4.0]]])
     """
-    batch, length, channels = inputs.shape
-    width = weight.shape[1]
+    x, last, documents = join_windows(inputs, weight, state, starts)
+    length, width, dtype = inputs.shape[1], weight.shape[1], torch.promote_types(inputs.dtype, torch.float32)
+    y = torch.zeros_like(inputs, dtype=dtype) if bias is None else bias.to(dtype).expand_as(inputs)
+    for i in range(width):
+        term = weight[:, i].to(dtype) * x[:, i : i + length]
+        if documents is not None:
+            term = term * (documents[:, i : i + length] == documents[:, width - 1 :])[..., None]
+        y = y + term
+    return y.to(inputs.dtype), last
+
+
+def join_windows(
+    inputs: Tensor, weight: Tensor, state: Tensor | None, starts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """State and inputs in a row `[B, W - 1 + T, C]`, the last `W - 1` of them, and the number of each one's document.
+
+    0 is the document that goes on from the state. Of the last inputs, those of earlier documents are zero.
+    """
+    (batch, length, channels), width = inputs.shape, weight.shape[1]
     before = inputs.new_zeros(batch, width - 1, channels) if state is None else state.to(inputs.dtype)
-    x = torch.cat([before, inputs], 1)  # [B, W - 1 + T, C]
-    windows, last = x.unfold(1, width, 1), x[:, length:]  # [B, T, C, W], [B, W - 1, C]
-    if starts is not None:
-        # The number of the document each input belongs to; 0 is the one that goes on from the state.
-        documents = torch.cat([starts.new_zeros(batch, width - 1), starts], 1).cumsum(1)
-        same = documents.unfold(1, width, 1) == documents[:, width - 1 :, None]  # [B, T, W]
-        windows = windows * same[:, :, None]
-        last = last * (documents[:, length:] == documents[:, -1:])[..., None] if width > 1 else last
-    dtype = torch.promote_types(inputs.dtype, torch.float32)
-    y = torch.einsum("btcw,cw->btc", windows.to(dtype), weight.to(dtype))
-    return (y if bias is None else y + bias.to(dtype)).to(inputs.dtype), last
+    x = torch.cat([before, inputs], 1)
+    if starts is None:
+        return x, x[:, length:], None
+    documents = torch.cat([starts.new_zeros(batch, width - 1), starts], 1).cumsum(1)
+    last = x[:, length:] * (documents[:, length:] == starts.sum(1, keepdim=True))[..., None]
+    return x, last, documents
 
 
 def prepare(
