@@ -78,6 +78,16 @@ def test_kernels_in_bfloat16(operation, reference):
     check(operation, reference, arguments, torch.bfloat16, HALF)
 
 
+@pytest.mark.parametrize(("starts", "has_state"), [((), True), ((40,), True), ((50,), False)])
+@pytest.mark.parametrize(("operation", "reference"), PAIRS)
+def test_segments_at_the_same_time_equal_one_pass(operation, reference, starts, has_state, monkeypatch):
+    for name, value in (("SEGMENT_CHUNKS", 2), ("MIN_SEGMENTS", 2)):
+        monkeypatch.setattr(kernel_launch, name, value)
+    arguments = draw(67, batch=1, key_heads=1, heads=2, key_dim=16, value_dim=7, starts=starts)
+    arguments[5] = arguments[5] if has_state else None  # five chunks, two segments
+    check(operation, reference, arguments, torch.float32, SINGLE)
+
+
 def test_kernels_with_decays_below_underflow():
     arguments = draw(20, batch=1, key_heads=1, heads=1, key_dim=16, value_dim=16, decay=50.0)
     arguments[3].data[..., 3], arguments[3].data[..., 9] = -1e5, -torch.inf

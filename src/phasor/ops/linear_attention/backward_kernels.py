@@ -49,23 +49,30 @@ def dz_kernel(q_ptr, k_ptr, do_ptr, g_ptr, beta_ptr, starts_ptr, inverse_ptr, dz
         store_tile(dz_ptr + token * VALUE_DIM, VALUE_DIM, tokens, VALUE_DIM, offs_m, offs_v, dz)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "segment_chunks"])
 def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz_ptr, dstates_ptr, dstate_ptr,
-                  num_tokens, num_heads, group_size, stride_qb, stride_qh, stride_qt, stride_kb, stride_kh, stride_kt,
-                  stride_dob, stride_doh, stride_dot,
+                  num_tokens, num_heads, group_size, segment_chunks, stride_qb, stride_qh, stride_qt,
+                  stride_kb, stride_kh, stride_kt, stride_dob, stride_doh, stride_dot,
                   KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
                   CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_DFINAL: tl.constexpr,
-                  IS_DELTA: tl.constexpr):  # fmt: skip
-    """The gradient of the state after each chunk, from the last on, and before the first; `dz` gets its share."""
+                  HAS_STATES: tl.constexpr, IS_DELTA: tl.constexpr):  # fmt: skip
+    """The gradient of the state before each segment of chunks, from the one after it on.
+
+    With HAS_STATES that of the state after each chunk is stored, and `dz` gets its share of it.
+    """
     row = tl.program_id(1).to(tl.int64)
     batch, head = row // num_heads, row % num_heads
     offs_m, offs_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     offs_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    segment = row * tl.num_programs(2) + tl.program_id(2)
     dstate = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if HAS_DFINAL:
-        dstate = load_tile(dfinal_ptr + row * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v)
+        dstate = load_tile(dfinal_ptr + segment * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v)
     num_chunks = tl.cdiv(num_tokens, CHUNK)
-    first = (num_chunks - 1).to(tl.int64) * CHUNK
+    first_chunk = tl.program_id(2).to(tl.int64) * segment_chunks
+    chunks = tl.minimum(segment_chunks, num_chunks - first_chunk)
+    last_chunk = first_chunk + chunks - 1
+    first = last_chunk * CHUNK
     q_ptr += batch * stride_qb + (head // group_size) * stride_qh + first * stride_qt
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh + first * stride_kt
     do_ptr += batch * stride_dob + head * stride_doh + first * stride_dot
@@ -75,15 +82,19 @@ def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz
     g_ptr += row * num_tokens + first
     if HAS_STARTS:
         starts_ptr += batch * num_tokens + first
-    dstates_ptr += (row * num_chunks + num_chunks - 1) * KEY_DIM * VALUE_DIM
+    if HAS_STATES:
+        dstates_ptr += (row * num_chunks + last_chunk) * KEY_DIM * VALUE_DIM
     tokens = num_tokens - first
-    for _ in range(num_chunks):
-        store_tile(dstates_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, dstate)
+    for _ in range(chunks):
+        if HAS_STATES:
+            store_tile(dstates_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, dstate)
+            dstates_ptr -= KEY_DIM * VALUE_DIM
         _, _, _, from_state, to_end, kept = running_decay(g_ptr, starts_ptr, offs_m, tokens, HAS_STARTS)
         k = load_tile(k_ptr, stride_kt, tokens, KEY_DIM, offs_m, offs_k)
         dz = load_tile(dz_ptr, VALUE_DIM, tokens, VALUE_DIM, offs_m, offs_v).to(tl.float32)
         dz += tl.dot(k, dstate.to(k.dtype), input_precision=PRECISION) * to_end[:, None]
-        store_tile(dz_ptr, VALUE_DIM, tokens, VALUE_DIM, offs_m, offs_v, dz)
+        if HAS_STATES:
+            store_tile(dz_ptr, VALUE_DIM, tokens, VALUE_DIM, offs_m, offs_v, dz)
         q = load_tile(q_ptr, stride_qt, tokens, KEY_DIM, offs_m, offs_k)
         do = load_tile(do_ptr, stride_dot, tokens, VALUE_DIM, offs_m, offs_v)
         do = (do.to(tl.float32) * from_state[:, None]).to(q.dtype)
@@ -99,9 +110,8 @@ def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz
         g_ptr -= CHUNK
         if HAS_STARTS:
             starts_ptr -= CHUNK
-        dstates_ptr -= KEY_DIM * VALUE_DIM
         tokens += CHUNK
-    store_tile(dstate_ptr + row * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, dstate)
+    store_tile(dstate_ptr + segment * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, dstate)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -53,50 +53,68 @@ def solve_kernel(k_ptr, v_ptr, g_ptr, beta_ptr, starts_ptr, inverse_ptr, w_ptr, 
         store_tile(u_ptr + token * VALUE_DIM, VALUE_DIM, tokens, VALUE_DIM, offs_m, offs_v, u)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "segment_chunks"])
 def state_kernel(k_ptr, z_ptr, w_ptr, g_ptr, starts_ptr, state_ptr, states_ptr, final_ptr,
-                 num_tokens, num_heads, group_size, stride_kb, stride_kh, stride_kt, stride_zb, stride_zh, stride_zt,
+                 num_tokens, num_heads, group_size, segment_chunks,
+                 stride_kb, stride_kh, stride_kt, stride_zb, stride_zh, stride_zt,
                  KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
                  CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_STATE: tl.constexpr,
-                 IS_DELTA: tl.constexpr):  # fmt: skip
-    """The state before each chunk and after the last; `z`, for the delta rule `u`, is replaced by what is written."""
+                 HAS_STATES: tl.constexpr, IS_DELTA: tl.constexpr, IS_TRANSITION: tl.constexpr):  # fmt: skip
+    """The state after each segment of chunks, from the one before it on.
+
+    With HAS_STATES the state before each chunk is stored, and `z`, for the delta rule `u`, is replaced by what tokens
+    write. With IS_TRANSITION nothing but the old state is written: from the identity comes the matrix that takes the
+    state before a segment to its share of the one after it.
+    """
     row = tl.program_id(1).to(tl.int64)
     batch, head = row // num_heads, row % num_heads
     offs_m, offs_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     offs_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    segment = row * tl.num_programs(2) + tl.program_id(2)
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if IS_TRANSITION:
+        state = tl.where(offs_k[:, None] == offs_v[None, :], 1.0, state)
     if HAS_STATE:
-        state = load_tile(state_ptr + row * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v)
+        state = load_tile(state_ptr + segment * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v)
     num_chunks = tl.cdiv(num_tokens, CHUNK)
-    k_ptr += batch * stride_kb + (head // group_size) * stride_kh
-    z_ptr += batch * stride_zb + head * stride_zh
+    first_chunk = tl.program_id(2).to(tl.int64) * segment_chunks
+    first = first_chunk * CHUNK
+    k_ptr += batch * stride_kb + (head // group_size) * stride_kh + first * stride_kt
+    g_ptr += row * num_tokens + first
+    if not IS_TRANSITION:
+        z_ptr += batch * stride_zb + head * stride_zh + first * stride_zt
     if IS_DELTA:
-        w_ptr += row * num_tokens * KEY_DIM
-    g_ptr += row * num_tokens
+        w_ptr += (row * num_tokens + first) * KEY_DIM
     if HAS_STARTS:
-        starts_ptr += batch * num_tokens
-    states_ptr += row * num_chunks * KEY_DIM * VALUE_DIM
-    tokens = num_tokens
-    for _ in range(num_chunks):
-        store_tile(states_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, state)
+        starts_ptr += batch * num_tokens + first
+    if HAS_STATES:
+        states_ptr += (row * num_chunks + first_chunk) * KEY_DIM * VALUE_DIM
+    tokens = num_tokens - first
+    for _ in range(tl.minimum(segment_chunks, num_chunks - first_chunk)):
+        if HAS_STATES:
+            store_tile(states_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, state)
+            states_ptr += KEY_DIM * VALUE_DIM
         _, _, _, _, to_end, kept = running_decay(g_ptr, starts_ptr, offs_m, tokens, HAS_STARTS)
         k = load_tile(k_ptr, stride_kt, tokens, KEY_DIM, offs_m, offs_k)
-        z = load_tile(z_ptr, stride_zt, tokens, VALUE_DIM, offs_m, offs_v).to(tl.float32)
+        z = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        if not IS_TRANSITION:
+            z = load_tile(z_ptr, stride_zt, tokens, VALUE_DIM, offs_m, offs_v).to(tl.float32)
         if IS_DELTA:
             w = load_tile(w_ptr, KEY_DIM, tokens, KEY_DIM, offs_m, offs_k)
             z -= tl.dot(w, state.to(w.dtype), input_precision=PRECISION)
-            store_tile(z_ptr, stride_zt, tokens, VALUE_DIM, offs_m, offs_v, z)
             w_ptr += CHUNK * KEY_DIM
+            if HAS_STATES:
+                store_tile(z_ptr, stride_zt, tokens, VALUE_DIM, offs_m, offs_v, z)
+        if not IS_TRANSITION:
+            z_ptr += CHUNK * stride_zt
         z = (z * to_end[:, None]).to(k.dtype)
         state = tl.dot(tl.trans(k), z, acc=state * kept, input_precision=PRECISION)
         k_ptr += CHUNK * stride_kt
-        z_ptr += CHUNK * stride_zt
         g_ptr += CHUNK
         if HAS_STARTS:
             starts_ptr += CHUNK
-        states_ptr += KEY_DIM * VALUE_DIM
         tokens -= CHUNK
-    store_tile(final_ptr + row * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, state)
+    store_tile(final_ptr + segment * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, state)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -14,6 +14,12 @@ from phasor.ops.linear_attention.chunked import CHUNK
 from phasor.ops.linear_attention.forward_kernels import output_kernel, solve_kernel, state_kernel
 
 MIN_TILE = 16  # features: the least that tensor cores multiply
+# Few heads carry their states through a long row on few of a GPU's processors. Segments of it are then walked at the
+# same time, three times: for what they write, for what they leave of a state, and from the state each begins with.
+SEGMENT_CHUNKS = 96  # chunks, at least
+MIN_SEGMENTS, MAX_SEGMENTS = 4, 8
+SEGMENT_BLOCK = 64  # value features of a program
+BUSY_PROGRAMS = 256  # about what a GPU runs at the same time
 
 launch_solve = KernelLauncher(solve_kernel)
 launch_state = KernelLauncher(state_kernel)
@@ -44,9 +50,18 @@ class Problem:
             num_warps, num_stages = 8, 1
         return {**self.scalars, **blocks, "num_warps": num_warps, "num_stages": num_stages}
 
-    def state_block(self) -> int:
-        """How many value features one program carries through all chunks: few, where there are few heads."""
-        return min(self.value_tile, 32 if self.rows * self.value_dim >= 132 * 2 * 32 else 16)
+    def num_segments(self) -> int:
+        """Into how many segments of chunks the pass of the state is cut."""
+        free = BUSY_PROGRAMS // (self.rows * cdiv(self.value_dim, SEGMENT_BLOCK))
+        count = min(MAX_SEGMENTS, free, self.chunks // SEGMENT_CHUNKS)
+        return count if count >= MIN_SEGMENTS else 1
+
+    def state_options(self, segments: int) -> dict[str, Any]:
+        """The scalars of a pass of the state; with few programs each has few value features."""
+        block = 32 if self.rows * self.value_dim >= 32 * BUSY_PROGRAMS else 16
+        block = min(self.value_tile, SEGMENT_BLOCK if segments > 1 else block)
+        options = self.options(4, 2 if segments > 1 else 3, BLOCK_K=self.key_tile, BLOCK_V=block)
+        return options | {"segment_chunks": cdiv(self.chunks, segments), "IS_DELTA": self.is_delta}
 
 
 def strides(**tensors: Tensor) -> dict[str, int]:
@@ -61,6 +76,74 @@ def for_kernels(args: LinearAttentionArgs) -> LinearAttentionArgs:
         q, k, v, args.log_decay.contiguous(), contiguous(args.strength), contiguous(args.state),
         None if args.starts is None else args.starts.contiguous().view(torch.uint8),
     )  # fmt: skip
+
+
+def walk_states(
+    problem: Problem,
+    args: LinearAttentionArgs,
+    written: Tensor,
+    w: Tensor | None,
+    begin: Tensor | None = None,
+    states: Tensor | None = None,
+) -> Tensor:
+    """The state after each segment `[B, H, segments, key_dim, value_dim]`, from those in `begin` or zero on.
+
+    Where there are `states` to be filled, what tokens write replaces `written`.
+    """
+    segments = problem.num_segments()
+    options = problem.state_options(segments)
+    shape = problem.batch, problem.heads, segments, problem.key_dim, problem.value_dim
+    final = args.v.new_empty(shape, dtype=torch.float32)
+    launch_state(
+        args.v, {"k_ptr": args.k, "z_ptr": written, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
+                 "state_ptr": begin, "states_ptr": states, "final_ptr": final},
+        (cdiv(problem.value_dim, options["BLOCK_V"]), problem.rows, segments), **strides(k=args.k, z=written),
+        **options, HAS_STATE=begin is not None, HAS_STATES=states is not None, IS_TRANSITION=False,
+    )  # fmt: skip
+    return final
+
+
+def transitions(problem: Problem, args: LinearAttentionArgs, w: Tensor | None) -> Tensor:
+    """The matrix that each segment multiplies the state before it by, `[B, H, segments, key_dim, key_dim]`."""
+    segments = problem.num_segments()
+    block = min(problem.key_tile, SEGMENT_BLOCK)
+    shape = problem.batch, problem.heads, segments, problem.key_dim, problem.key_dim
+    final = args.v.new_empty(shape, dtype=torch.float32)
+    options = problem.state_options(segments) | {"VALUE_DIM": problem.key_dim, "BLOCK_V": block}
+    launch_state(
+        args.v, {"k_ptr": args.k, "z_ptr": None, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
+                 "state_ptr": None, "states_ptr": None, "final_ptr": final},
+        (cdiv(problem.key_dim, block), problem.rows, segments), **strides(k=args.k, z=args.k), **options,
+        HAS_STATE=False, HAS_STATES=False, IS_TRANSITION=True,
+    )  # fmt: skip
+    return final
+
+
+def walk_dstates(
+    problem: Problem,
+    args: LinearAttentionArgs,
+    do: Tensor,
+    w: Tensor | None,
+    dz: Tensor,
+    end: Tensor | None = None,
+    dstates: Tensor | None = None,
+) -> Tensor:
+    """The gradient of the state before each segment, from those of the states after it in `end`, or zero, on.
+
+    Where there are `dstates` to be filled, `dz` gets its share of them.
+    """
+    segments = problem.num_segments()
+    options = problem.state_options(segments)
+    shape = problem.batch, problem.heads, segments, problem.key_dim, problem.value_dim
+    begin = args.v.new_empty(shape, dtype=torch.float32)
+    launch_dstate(
+        args.v, {"q_ptr": args.q, "k_ptr": args.k, "do_ptr": do, "w_ptr": w, "g_ptr": args.log_decay,
+                 "starts_ptr": args.starts, "dfinal_ptr": contiguous(end), "dz_ptr": dz, "dstates_ptr": dstates,
+                 "dstate_ptr": begin},
+        (cdiv(problem.value_dim, options["BLOCK_V"]), problem.rows, segments), **strides(q=args.q, k=args.k, do=do),
+        **options, HAS_DFINAL=end is not None, HAS_STATES=dstates is not None,
+    )  # fmt: skip
+    return begin
 
 
 def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -86,15 +169,14 @@ def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, 
         )  # fmt: skip
     written = z if problem.is_delta else v
     states = v.new_empty(*tokens[:2], problem.chunks, *per_state)
-    final = v.new_empty(*tokens[:2], *per_state, dtype=torch.float32)
-    block = problem.state_block()
-    launch_state(
-        v, {"k_ptr": k, "z_ptr": written, "w_ptr": w, **gates, "state_ptr": args.state, "states_ptr": states,
-            "final_ptr": final},
-        (cdiv(problem.value_dim, block), problem.rows), **strides(k=k, z=written),
-        **problem.options(4, 3, BLOCK_K=problem.key_tile, BLOCK_V=block), HAS_STATE=args.state is not None,
-        IS_DELTA=problem.is_delta,
-    )  # fmt: skip
+    segments, begin = problem.num_segments(), args.state
+    if segments > 1:
+        local, transition = walk_states(problem, args, written, w), transitions(problem, args, w)
+        begin = torch.empty_like(local)
+        begin[:, :, 0] = 0.0 if args.state is None else args.state
+        for i in range(segments - 1):
+            begin[:, :, i + 1] = local[:, :, i] + transition[:, :, i] @ begin[:, :, i]
+    final = walk_states(problem, args, written, w, begin, states)[:, :, -1].contiguous()
     out = v.new_empty(v.shape)
     block = min(128, problem.value_tile)
     launch_output(
@@ -121,14 +203,14 @@ def backward(
         (problem.chunks, problem.rows), **strides(q=q, k=k, do=do), IS_DELTA=problem.is_delta,
         **problem.options(4, 2, BLOCK_K=problem.key_tile, BLOCK_V=min(64, problem.value_tile)),
     )  # fmt: skip
-    dstates, dstate = torch.empty_like(states), states.new_empty(*tokens[:2], *states.shape[3:], dtype=torch.float32)
-    block = problem.state_block()
-    launch_dstate(
-        v, {"q_ptr": q, "k_ptr": k, "do_ptr": do, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
-            "dfinal_ptr": contiguous(dfinal), "dz_ptr": dz, "dstates_ptr": dstates, "dstate_ptr": dstate},
-        (cdiv(problem.value_dim, block), problem.rows), **strides(q=q, k=k, do=do), IS_DELTA=problem.is_delta,
-        **problem.options(4, 3, BLOCK_K=problem.key_tile, BLOCK_V=block), HAS_DFINAL=dfinal is not None,
-    )  # fmt: skip
+    dstates, segments, end = torch.empty_like(states), problem.num_segments(), dfinal
+    if segments > 1:
+        local, transition = walk_dstates(problem, args, do, w, dz), transitions(problem, args, w)
+        end = torch.empty_like(local)
+        end[:, :, -1] = 0.0 if dfinal is None else dfinal
+        for i in reversed(range(1, segments)):
+            end[:, :, i - 1] = local[:, :, i] + transition[:, :, i].mT @ end[:, :, i]
+    dstate = walk_dstates(problem, args, do, w, dz, end, dstates)[:, :, 0].contiguous()
     written, block = z if problem.is_delta else v, min(64, problem.key_tile)
     parts = cdiv(problem.key_dim, block)
     # Several heads add to the gradient of one key head.
