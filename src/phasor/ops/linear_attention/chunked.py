@@ -19,7 +19,7 @@ from phasor.ops.linear_attention.reference import prepare
 CHUNK = 64  # tokens: work grows with a chunk's square, the number of steps falls with its length
 
 
-def gated_delta_chunked(
+def gated_delta_in_chunks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -33,7 +33,7 @@ def gated_delta_chunked(
     >>> from phasor.ops.linear_attention.reference import retention_ref
     >>> q, k, v = torch.randn(3, 1, 2, 70, 4, dtype=torch.float64)
     >>> g = -torch.rand(1, 2, 70)
-    >>> torch.allclose(gated_delta_chunked(q, k, v, g, None)[0], retention_ref(q, k, v, g)[0])
+    >>> torch.allclose(gated_delta_in_chunks(q, k, v, g, None)[0], retention_ref(q, k, v, g)[0])
     True
     """
     q, k, v, g, state = prepare(query, key, value, log_decay, state)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path
-from phasor.ops.linear_attention.chunked import gated_delta_chunked
+from phasor.ops.linear_attention.chunked import gated_delta_in_chunks
 from phasor.ops.linear_attention.kernel_op import (
     gated_delta_kernel,
     kernel_why_not,
@@ -162,7 +162,7 @@ def raise_wrong_shape(operation: str, expected: dict[str, tuple[Tensor | None, l
             raise ValueError(f"{operation}: {name} has the shape {list(x.shape)}, but {shape} fits the {given}")
 
 
-def chunked_in_place(
+def update_in_place(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -172,7 +172,7 @@ def chunked_in_place(
     starts: Tensor | None = None,
 ) -> Tensor:
     """The output of one token, whose state replaces the one given."""
-    y, after = gated_delta_chunked(query, key, value, log_decay, strength, state, starts)
+    y, after = gated_delta_in_chunks(query, key, value, log_decay, strength, state, starts)
     state.copy_(after)
     return y
 
@@ -208,10 +208,10 @@ def causal_convolution_conv1d(
 GATED_DELTA = Dispatch(
     Path("Triton kernel of one token", step_to_new_state, step_why_not),
     Path("Triton kernels, in chunks", gated_delta_kernel, kernel_why_not),
-    Path("torch, in chunks", gated_delta_chunked),
+    Path("torch, in chunks", gated_delta_in_chunks),
 )
 LINEAR_ATTENTION_STEP = Dispatch(
-    Path("Triton kernel of one token", step_in_place, step_why_not), Path("torch, in chunks", chunked_in_place)
+    Path("Triton kernel of one token", step_in_place, step_why_not), Path("torch, in chunks", update_in_place)
 )
 CAUSAL_CONVOLUTION = Dispatch(
     Path("convolution of torch", causal_convolution_conv1d, conv1d_why_not),
