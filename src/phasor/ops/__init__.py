@@ -25,8 +25,9 @@ Kernels share one legend of names:
 - `ACTIVATION CENTERED GLU BIAS`: which activation, LayerNorm or RMSNorm, gated or not, what is added to scores
 - `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys
 - `CHUNK KEY_DIM VALUE_DIM` in linear attention: the tokens of a chunk, the features of a key and of a value, of which
-  `BLOCK_K` and `BLOCK_V` are tiles; `IS_DELTA`: the delta rule or retention; `LOG2_CHUNK PRECISION`: how chunks are
-  inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token writes
+  `BLOCK_K` and `BLOCK_V` are tiles; `IS_DELTA`: the delta rule or retention; `IS_TRANSITION`: tokens write nothing;
+  `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token
+  writes
 - `USE_... IN_RANGE MAY_BE_EMPTY TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all elements of a
   launch, so that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
 """

@@ -29,7 +29,7 @@ launch_dstate = KernelLauncher(dstate_kernel)
 launch_gradient = KernelLauncher(gradient_kernel)
 
 
-class Problem:
+class ChunkLayout:
     """Sizes of one call, and the scalars that all its kernels share."""
 
     def __init__(self, args: LinearAttentionArgs) -> None:
@@ -79,7 +79,7 @@ def for_kernels(args: LinearAttentionArgs) -> LinearAttentionArgs:
 
 
 def walk_states(
-    problem: Problem,
+    layout: ChunkLayout,
     args: LinearAttentionArgs,
     written: Tensor,
     w: Tensor | None,
@@ -90,37 +90,37 @@ def walk_states(
 
     Where there are `states` to be filled, what tokens write replaces `written`.
     """
-    segments = problem.num_segments()
-    options = problem.state_options(segments)
-    shape = problem.batch, problem.heads, segments, problem.key_dim, problem.value_dim
+    segments = layout.num_segments()
+    options = layout.state_options(segments)
+    shape = layout.batch, layout.heads, segments, layout.key_dim, layout.value_dim
     final = args.v.new_empty(shape, dtype=torch.float32)
     launch_state(
         args.v, {"k_ptr": args.k, "z_ptr": written, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
                  "state_ptr": begin, "states_ptr": states, "final_ptr": final},
-        (cdiv(problem.value_dim, options["BLOCK_V"]), problem.rows, segments), **strides(k=args.k, z=written),
+        (cdiv(layout.value_dim, options["BLOCK_V"]), layout.rows, segments), **strides(k=args.k, z=written),
         **options, HAS_STATE=begin is not None, HAS_STATES=states is not None, IS_TRANSITION=False,
     )  # fmt: skip
     return final
 
 
-def transitions(problem: Problem, args: LinearAttentionArgs, w: Tensor | None) -> Tensor:
+def transitions(layout: ChunkLayout, args: LinearAttentionArgs, w: Tensor | None) -> Tensor:
     """The matrix that each segment multiplies the state before it by, `[B, H, segments, key_dim, key_dim]`."""
-    segments = problem.num_segments()
-    block = min(problem.key_tile, SEGMENT_BLOCK)
-    shape = problem.batch, problem.heads, segments, problem.key_dim, problem.key_dim
+    segments = layout.num_segments()
+    block = min(layout.key_tile, SEGMENT_BLOCK)
+    shape = layout.batch, layout.heads, segments, layout.key_dim, layout.key_dim
     final = args.v.new_empty(shape, dtype=torch.float32)
-    options = problem.state_options(segments) | {"VALUE_DIM": problem.key_dim, "BLOCK_V": block}
+    options = layout.state_options(segments) | {"VALUE_DIM": layout.key_dim, "BLOCK_V": block}
     launch_state(
         args.v, {"k_ptr": args.k, "z_ptr": None, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
                  "state_ptr": None, "states_ptr": None, "final_ptr": final},
-        (cdiv(problem.key_dim, block), problem.rows, segments), **strides(k=args.k, z=args.k), **options,
+        (cdiv(layout.key_dim, block), layout.rows, segments), **strides(k=args.k, z=args.k), **options,
         HAS_STATE=False, HAS_STATES=False, IS_TRANSITION=True,
     )  # fmt: skip
     return final
 
 
 def walk_dstates(
-    problem: Problem,
+    layout: ChunkLayout,
     args: LinearAttentionArgs,
     do: Tensor,
     w: Tensor | None,
@@ -132,15 +132,15 @@ def walk_dstates(
 
     Where there are `dstates` to be filled, `dz` gets its share of them.
     """
-    segments = problem.num_segments()
-    options = problem.state_options(segments)
-    shape = problem.batch, problem.heads, segments, problem.key_dim, problem.value_dim
+    segments = layout.num_segments()
+    options = layout.state_options(segments)
+    shape = layout.batch, layout.heads, segments, layout.key_dim, layout.value_dim
     begin = args.v.new_empty(shape, dtype=torch.float32)
     launch_dstate(
         args.v, {"q_ptr": args.q, "k_ptr": args.k, "do_ptr": do, "w_ptr": w, "g_ptr": args.log_decay,
                  "starts_ptr": args.starts, "dfinal_ptr": contiguous(end), "dz_ptr": dz, "dstates_ptr": dstates,
                  "dstate_ptr": begin},
-        (cdiv(problem.value_dim, options["BLOCK_V"]), problem.rows, segments), **strides(q=args.q, k=args.k, do=do),
+        (cdiv(layout.value_dim, options["BLOCK_V"]), layout.rows, segments), **strides(q=args.q, k=args.k, do=do),
         **options, HAS_DFINAL=end is not None, HAS_STATES=dstates is not None,
     )  # fmt: skip
     return begin
@@ -151,38 +151,38 @@ def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     and what tokens wrote `[B, H, T, value_dim]`, both empty for retention, and the state before each chunk.
     """
     args = for_kernels(args)
-    problem, k, v = Problem(args), args.k, args.v
-    tokens = (problem.batch, problem.heads, problem.tokens)
-    per_state = (problem.key_dim, problem.value_dim)
+    layout, k, v = ChunkLayout(args), args.k, args.v
+    tokens = (layout.batch, layout.heads, layout.tokens)
+    per_state = (layout.key_dim, layout.value_dim)
     gates = {"g_ptr": args.log_decay, "starts_ptr": args.starts}
     inverse, z, w = v.new_empty(0), v.new_empty(0), None
-    if problem.is_delta:
-        inverse, z = v.new_empty(*tokens, CHUNK), v.new_empty(*tokens, problem.value_dim)
-        w = v.new_empty(*tokens, problem.key_dim)
+    if layout.is_delta:
+        inverse, z = v.new_empty(*tokens, CHUNK), v.new_empty(*tokens, layout.value_dim)
+        w = v.new_empty(*tokens, layout.key_dim)
         launch_solve(
             v, {"k_ptr": k, "v_ptr": v, "g_ptr": args.log_decay, "beta_ptr": args.strength, "starts_ptr": args.starts,
                 "inverse_ptr": inverse, "w_ptr": w, "u_ptr": z},
-            (problem.chunks, problem.rows), **strides(k=k, v=v),
-            **problem.options(
-                4, 2, BLOCK_K=problem.key_tile, BLOCK_V=min(64, problem.value_tile), LOG2_CHUNK=CHUNK.bit_length() - 1
+            (layout.chunks, layout.rows), **strides(k=k, v=v),
+            **layout.options(
+                4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile), LOG2_CHUNK=CHUNK.bit_length() - 1
             ),
         )  # fmt: skip
-    written = z if problem.is_delta else v
-    states = v.new_empty(*tokens[:2], problem.chunks, *per_state)
-    segments, begin = problem.num_segments(), args.state
+    written = z if layout.is_delta else v
+    states = v.new_empty(*tokens[:2], layout.chunks, *per_state)
+    segments, begin = layout.num_segments(), args.state
     if segments > 1:
-        local, transition = walk_states(problem, args, written, w), transitions(problem, args, w)
+        local, transition = walk_states(layout, args, written, w), transitions(layout, args, w)
         begin = torch.empty_like(local)
         begin[:, :, 0] = 0.0 if args.state is None else args.state
         for i in range(segments - 1):
             begin[:, :, i + 1] = local[:, :, i] + transition[:, :, i] @ begin[:, :, i]
-    final = walk_states(problem, args, written, w, begin, states)[:, :, -1].contiguous()
+    final = walk_states(layout, args, written, w, begin, states)[:, :, -1].contiguous()
     out = v.new_empty(v.shape)
-    block = min(128, problem.value_tile)
+    block = min(128, layout.value_tile)
     launch_output(
         v, {"q_ptr": args.q, "k_ptr": k, "z_ptr": written, **gates, "states_ptr": states, "out_ptr": out},
-        (cdiv(problem.value_dim, block), problem.chunks, problem.rows), **strides(q=args.q, k=k, z=written),
-        **problem.options(4, 2, BLOCK_K=problem.key_tile, BLOCK_V=block),
+        (cdiv(layout.value_dim, block), layout.chunks, layout.rows), **strides(q=args.q, k=k, z=written),
+        **layout.options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=block),
     )  # fmt: skip
     return out, final, inverse, z, states
 
@@ -192,40 +192,40 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values, log decays, strengths (empty for retention) and of the first state."""
     args = for_kernels(args)
-    problem, q, k, v = Problem(args), args.q, args.k, args.v
+    layout, q, k, v = ChunkLayout(args), args.q, args.k, args.v
     do = do if do.stride(-1) == 1 else do.contiguous()
-    tokens = (problem.batch, problem.heads, problem.tokens)
+    tokens = (layout.batch, layout.heads, layout.tokens)
     gates = {"g_ptr": args.log_decay, "beta_ptr": args.strength, "starts_ptr": args.starts}
-    w = v.new_empty(*tokens, problem.key_dim) if problem.is_delta else None
+    w = v.new_empty(*tokens, layout.key_dim) if layout.is_delta else None
     dz = v.new_empty(v.shape)
     launch_dz(
         v, {"q_ptr": q, "k_ptr": k, "do_ptr": do, **gates, "inverse_ptr": inverse, "dz_ptr": dz, "w_ptr": w},
-        (problem.chunks, problem.rows), **strides(q=q, k=k, do=do), IS_DELTA=problem.is_delta,
-        **problem.options(4, 2, BLOCK_K=problem.key_tile, BLOCK_V=min(64, problem.value_tile)),
+        (layout.chunks, layout.rows), **strides(q=q, k=k, do=do), IS_DELTA=layout.is_delta,
+        **layout.options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile)),
     )  # fmt: skip
-    dstates, segments, end = torch.empty_like(states), problem.num_segments(), dfinal
+    dstates, segments, end = torch.empty_like(states), layout.num_segments(), dfinal
     if segments > 1:
-        local, transition = walk_dstates(problem, args, do, w, dz), transitions(problem, args, w)
+        local, transition = walk_dstates(layout, args, do, w, dz), transitions(layout, args, w)
         end = torch.empty_like(local)
         end[:, :, -1] = 0.0 if dfinal is None else dfinal
         for i in reversed(range(1, segments)):
             end[:, :, i - 1] = local[:, :, i] + transition[:, :, i].mT @ end[:, :, i]
-    dstate = walk_dstates(problem, args, do, w, dz, end, dstates)[:, :, 0].contiguous()
-    written, block = z if problem.is_delta else v, min(64, problem.key_tile)
-    parts = cdiv(problem.key_dim, block)
+    dstate = walk_dstates(layout, args, do, w, dz, end, dstates)[:, :, 0].contiguous()
+    written, block = z if layout.is_delta else v, min(64, layout.key_tile)
+    parts = cdiv(layout.key_dim, block)
     # Several heads add to the gradient of one key head.
-    dq, dk = v.new_empty(2, *tokens, problem.key_dim, dtype=v.dtype if problem.group_size == 1 else torch.float32)
-    dv = v.new_empty(v.shape) if problem.is_delta else dz
+    dq, dk = v.new_empty(2, *tokens, layout.key_dim, dtype=v.dtype if layout.group_size == 1 else torch.float32)
+    dv = v.new_empty(v.shape) if layout.is_delta else dz
     dg = v.new_empty(parts, *tokens, dtype=torch.float32)
-    dbeta = torch.empty_like(dg) if problem.is_delta else dg.new_empty(0)
+    dbeta = torch.empty_like(dg) if layout.is_delta else dg.new_empty(0)
     launch_gradient(
         v, {"q_ptr": q, "k_ptr": k, "v_ptr": v, "z_ptr": written, "do_ptr": do, "dz_ptr": dz, **gates,
             "inverse_ptr": inverse, "states_ptr": states, "dstates_ptr": dstates, "dq_ptr": dq, "dk_ptr": dk,
             "dv_ptr": dv, "dg_ptr": dg, "dbeta_ptr": dbeta},
-        (parts, problem.chunks, problem.rows), **strides(q=q, k=k, v=v, z=written, do=do),
-        stride_part=dg.stride(0), IS_DELTA=problem.is_delta,
-        **problem.options(8, 2, BLOCK_K=block, BLOCK_V=min(64, problem.value_tile)),
+        (parts, layout.chunks, layout.rows), **strides(q=q, k=k, v=v, z=written, do=do),
+        stride_part=dg.stride(0), IS_DELTA=layout.is_delta,
+        **layout.options(8, 2, BLOCK_K=block, BLOCK_V=min(64, layout.value_tile)),
     )  # fmt: skip
-    if problem.group_size > 1:
-        dq, dk = (x.unflatten(1, (-1, problem.group_size)).sum(2).to(v.dtype) for x in (dq, dk))
+    if layout.group_size > 1:
+        dq, dk = (x.unflatten(1, (-1, layout.group_size)).sum(2).to(v.dtype) for x in (dq, dk))
     return dq, dk, dv, dg.sum(0), dbeta.sum(0), dstate
