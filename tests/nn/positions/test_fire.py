@@ -56,9 +56,6 @@ def test_positions_below_the_threshold_are_divided_by_it():
     assert not torch.allclose(near, bias_of(module, torch.tensor([[400]]), torch.tensor([[393]]), torch.float64))
 
 
-NEITHER = "the bias is neither a DistanceBias nor a SumBias"
-
-
 def test_fire_is_computed_in_blocks_with_the_gradients_of_all_scores_at_once():
     module, positions = fire(hidden_dim=4, threshold=9.0).double(), torch.arange(300)[None]
     q, k, v = (normal(1, 300, HEADS, 4, seed=s).requires_grad_() for s in (1, 2, 3))
@@ -72,7 +69,24 @@ def test_fire_is_computed_in_blocks_with_the_gradients_of_all_scores_at_once():
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
     with dispatch.force_path("triton"):
-        assert flash.flash_unsupported_reason(q, k, v, mask, score_mod) == NEITHER
+        assert flash.flash_unsupported_reason(q.float(), k.float(), v.float(), mask, score_mod) is None
+        wide = fire(hidden_dim=2000).double()
+        score_mod.bias = wide.on_scores(wide.prepare(SequenceInfo(positions, 300), q))
+        reason = flash.flash_unsupported_reason(q.float(), k.float(), v.float(), mask, score_mod)
+        assert reason == "the network of the bias has more than 1,024 hidden units"
+
+
+def test_lines_are_the_network_itself():
+    """Between its knots the network is the line that is listed, for units to either side of their knots."""
+    module = fire(hidden_dim=9).double()
+    bias = module.on_scores(
+        module.prepare(SequenceInfo(torch.zeros(1, 1, dtype=torch.int64), 1), torch.zeros(1).double())
+    )
+    knots, lines = bias.lines()
+    share = torch.linspace(-3.0, 3.0, 401, dtype=torch.float64)
+    expected = torch.relu(share[:, None] * module.up + module.up_bias) @ module.down + module.down_bias
+    slope, offset = lines[torch.searchsorted(knots, share)].unbind(1)
+    torch.testing.assert_close(slope * share[:, None] + offset, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ from phasor.nn.positions.t5.module import T5Bias
 from phasor.ops import dispatch
 from phasor.ops.attention import (
     DistanceBias,
+    DistanceRows,
+    FIREBias,
     Mask,
+    ProductBias,
+    RelativeValues,
     ScoreMod,
     ScorePiece,
     SinkQueries,
@@ -151,6 +155,15 @@ def sum_bias(rows, offset, queries, keys, heads, start, dtype):
     return SumBias(own, sums, 2.0**-32, *zeros), zeros
 
 
+def fire_weights(heads, dtype):
+    """A network of six units: to either side of their knots, one of them constant, and two that share a knot."""
+    up = torch.tensor([0.7, -0.9, 0.0, 1.2, -0.6, 0.5])
+    up_bias = torch.tensor([-0.2, 0.5, 0.3, -0.62, 0.31, 0.4])
+    others = normal(6, heads, seed=6), normal(heads, seed=7), torch.tensor([0.3]), torch.tensor([12.0])
+    return [x.to(dtype).requires_grad_() for x in (up, up_bias, *others)]
+
+
+PRODUCTS = {"shaw": (6, 7), "relative_key": (6,)}  # the seeds of tables for keys and for values
 CURVES = {"slopes": ["slopes"], "log": ["slopes", "rates"], "power": ["slopes", "powers"]}
 
 
@@ -185,6 +198,15 @@ def compare(
             curve = [slopes, *([] if bias == "slopes" else [torch.linspace(0.3, 1.4, heads[0], dtype=dtype)])]
             curve = [x.requires_grad_() for x in curve]
             given = DistanceBias(**dict(zip(CURVES[bias], curve, strict=True)))
+        elif bias in PRODUCTS:
+            curve = [normal(11, heads[1], width, seed=s).to(dtype).requires_grad_() for s in PRODUCTS[bias]]
+            by_distance = DistanceRows(*positions, reach=5)
+            given = ProductBias(own[0], own[1], by_distance, 0.3, query_table=curve[0])
+            if bias == "shaw":
+                options |= {"relative_values": RelativeValues(by_distance, curve[1]), "counted": True}
+        elif bias == "fire":
+            curve = fire_weights(heads[0], dtype)
+            given = FIREBias(*curve)
         elif bias == "sums":
             given, curve = sum_bias(rows, mask.offset, queries, keys, heads[0], start, dtype)
         elif bias is not None:
@@ -241,6 +263,13 @@ def cut(name, tokens=37, rows=2):
         ("window", {"sinks": True, "rows": 1, "bias": "slopes"}),
         ("causal", {"queries": 33, "heads": (4, 2), "rows": 1, "bias": "log", "sinks": True}),
         ("window-both-ways", {"bias": "power", "rows": 1, "softcap": 3.0}),
+        ("causal", {"queries": 66, "heads": (4, 2), "rows": 1, "bias": "fire", "softcap": 3.0, "sinks": True}),
+        ("window-and-sinks", {"queries": 50, "rows": 1, "bias": "fire"}),
+        ("causal", {"queries": 66, "heads": (4, 2), "rows": 1, "bias": "shaw", "softcap": 3.0, "sinks": True}),
+        ("window-and-sinks", {"queries": 50, "rows": 1, "bias": "shaw"}),
+        ("everything", {"queries": 45, "bias": "shaw"}),
+        ("window-both-ways", {"bias": "relative_key"}),
+        ("everything", {"queries": 45, "rows": 1, "bias": "fire"}),
         ("window-both-ways", {"bias": "both-ways", "rows": 1, "softcap": 3.0}),
         ("window-and-sinks", {"queries": 50, "rows": 1, "heads": (1, 1), "bias": "behind"}),
         ("everything", {"queries": 66, "rows": 1, "heads": (1, 1), "bias": "both-ways"}),
@@ -262,13 +291,20 @@ def test_kernel_under_masks_by_index(rule, options):
         ("causal-documents", {"bias": "behind"}),
         ("sinks-documents", {"bias": "slopes"}),
         ("causal-padding", {"bias": "power"}),
+        ("causal-padding", {"bias": "fire"}),
+        ("causal-padding", {"bias": "shaw"}),
+        ("attention_mask", {"bias": "shaw"}),
+        ("documents-padding", {"bias": "shaw", "sinks": True}),
+        ("prefix-and-window", {"bias": "shaw"}),
+        ("sinks-documents", {"bias": "fire"}),
+        ("prefix_length", {"bias": "fire"}),
         ("sinks-documents", {"bias": "log"}),
         ("documents-padding", {"sinks": True, "bias": "behind"}),
     ],
 )
 def test_kernel_under_masks_that_differ_by_row(rule, options):
     mask = cut(rule)
-    positions = (mask.order, mask.order) if "bias" in options else None
+    positions = (mask.order, mask.order) if "bias" in options and mask.order is not None else None
     compare(mask, positions=positions, **options)
 
 
@@ -352,8 +388,9 @@ def test_kernel_with_other_queries_and_keys_for_some_distances(rule, options, sp
         torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
 
 
-def test_kernel_of_a_chunk_after_a_cache():
-    compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias="behind", rows=1)
+@pytest.mark.parametrize("bias", ["behind", "fire", "shaw"])
+def test_kernel_of_a_chunk_after_a_cache(bias):
+    compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias=bias, rows=1)
 
 
 def test_kernel_of_cross_attention_whose_padding_sees_nothing():
@@ -379,7 +416,7 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("far", [2**40, 2**49 + 3 * 2**23 + 1, 2**61 + 3 * 2**35 + 1])
-@pytest.mark.parametrize("bias", ["slopes", "behind"])
+@pytest.mark.parametrize("bias", ["slopes", "behind", "fire", "relative_key"])
 def test_bias_with_gaps_between_positions_and_at_large_positions(bias, far):
     """Distances by position and not by index, exact at any position."""
     positions = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [far]])
@@ -401,7 +438,7 @@ def test_bias_of_sinks_far_away(bias, slope, far):
     compare(mask, queries=27, keys=41, rows=1, positions=(queries, positions), bias=bias, slope=slope)
 
 
-@pytest.mark.parametrize("bias", ["slopes", "behind"])
+@pytest.mark.parametrize("bias", ["slopes", "behind", "fire"])
 def test_bias_across_a_gap_of_billions(bias):
     """Positions that jump within a tile, for queries and keys alike."""
     positions = torch.arange(37)[None] + torch.where(torch.arange(37) < 6, 0, 2**35 + 1)
@@ -494,10 +531,14 @@ def test_half_precision_is_as_accurate_as_rounding_allows():
 def test_why_not_gives_the_reason():
     q = torch.zeros(1, 5, 2, 16)
     mask, plain = Mask(causal=True, window=2), ScoreMod(scale=1.0)
+    near, wide = DistanceRows(torch.arange(5)[None], torch.arange(5)[None], reach=600), torch.zeros(1201, 1, 16)
     assert flash.flash_unsupported_reason(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
     cases = {
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
+        "of keys": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, None, wide))),
+        "1,024 distances": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, wide))),
+        "repeat": ((q, q, q), ScoreMod(scale=1.0, relative_values=RelativeValues(near, wide))),
         "backward": ((q, q, q), ScoreMod(scale=1.0, sink_queries=SinkQueries(q.clone().requires_grad_(), None))),
         "float64": ((q.double(),) * 3, plain),
         "one dtype": ((q, q.bfloat16(), q), plain),
@@ -510,21 +551,22 @@ def test_why_not_gives_the_reason():
 
 def test_operation_passes_opcheck_and_compiles():
     q = normal(1, 9, 2, 16, dtype=torch.float32).requires_grad_()
-    table, sinks = (normal(*s, dtype=torch.float32).requires_grad_() for s in ((5, 2), (2,)))
+    shapes = (5, 2), (2,), (6, 2), (1, 9), (1, 2, 9, 3)
+    table, sinks, lines, spans, rows = (normal(*s, dtype=torch.float32).requires_grad_() for s in shapes)
     mask, positions = Mask(causal=True), torch.arange(9)[None]
     bounds, shifts = intervals.intervals(mask, 9, 9, DEVICE), intervals.shifts(mask, positions, positions)
     slopes, rates = (normal(2, dtype=torch.float32).abs().requires_grad_() for _ in range(2))
     every = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     sums, zeros = torch.arange(18).view(1, 2, 9), torch.zeros(1, 9, 2, requires_grad=True)
-    args = FlashArgs(*(None,) * len(FlashArgs._fields))._replace(q=q, k=q, v=q, bounds=bounds, sink_logits=sinks)
-    args = args._replace(
-        one_sided=True, min_distance=0, scale=0.3, softcap=0.0, query_positions=positions, key_positions=positions
-    )
+    args = FlashArgs(q, q, q, bounds, sink_logits=sinks, one_sided=True, scale=0.3)
+    args = args._replace(query_positions=positions, key_positions=positions)
     of_sums = {"query_positions": sums, "key_positions": sums, "query_zeros": zeros, "key_zeros": zeros}
     for bias, checks in (
         ({"table": table, "shifts": shifts}, every),
         ({"slopes": slopes, "rates": rates, "shifts": shifts}, every[:3]),
         ({"slopes": slopes.detach(), **of_sums}, every[:3]),
+        ({"table": rows, "shifts": shifts, "min_distance": -1, "sum_weights": True}, every[:3]),
+        ({"table": lines, "rates": rates, "inverse_spans": spans, "knots": torch.tensor([0.2, 0.5])}, every[:3]),
     ):
         torch.library.opcheck(flash.interval_attention.op, tuple(args._replace(**bias)), test_utils=checks)
 
@@ -542,6 +584,9 @@ SIZES = {"vocab_size": 31, "dim": 32, "num_layers": 2, "num_heads": 2, "head_dim
 MODELS = {
     "t5": {"shape": "encoder-decoder", "position": "t5"},
     "bloom": {"position": "alibi"},
+    "shaw": {"position": {"kind": "shaw", "max_distance": 4}, "num_kv_heads": 1},
+    "shaw encoder": {"position": {"kind": "shaw", "max_distance": 3}, "shape": "encoder", "head": "lm"},
+    "fire": {"position": {"kind": "fire", "threshold": 6.0}},
     "forget gates": {"position": "forget", "num_kv_heads": 1},
     "Self-Extend": {"position": {"kind": "selfextend", "window": 4, "group": 3}, "num_kv_heads": 1},
     "dual chunk": {"position": {"kind": "dualchunk", "chunk_length": 5, "trained_length": 8}},

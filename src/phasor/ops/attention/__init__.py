@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phasor.ops.attention.attention import ATTENTION, attention
 from phasor.ops.attention.bias import Bias, DistanceBias, SumBias, TokenBias
+from phasor.ops.attention.fire_bias import FIREBias
 from phasor.ops.attention.mask import Mask, dense_mask
 from phasor.ops.attention.prepare import prepare_mask
 from phasor.ops.attention.reference import attention_ref
@@ -15,6 +16,7 @@ __all__ = [
     "Bias",
     "DistanceBias",
     "DistanceRows",
+    "FIREBias",
     "Mask",
     "ProductBias",
     "RelativeValues",

@@ -11,8 +11,10 @@ from torch import Tensor
 from phasor.ops import dispatch
 from phasor.ops.attention import intervals
 from phasor.ops.attention.bias import DistanceBias, SumBias
+from phasor.ops.attention.fire_bias import FIREBias
 from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.mask import Mask
+from phasor.ops.attention.relative import ProductBias, products_by_row
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import PIECES, RELATIVE_VALUES
 from phasor.ops.custom_op import custom_op, save_record, saved_record
@@ -20,7 +22,9 @@ from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 from phasor.ops.launch import empty_dense
 
 MAX_HEAD_DIM = 256
-LEARNED = ("slopes", "rates", "powers", "table", "query_zeros", "key_zeros")  # what a bias may get gradients of
+MAX_KNOTS = 1024  # that a kernel holds
+MAX_DISTANCES = 1024  # each of which has a product with every query
+LEARNED = ("slopes", "rates", "powers", "table", "inverse_spans", "query_zeros", "key_zeros")  # what a bias may learn
 
 
 def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
@@ -30,8 +34,9 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
         return reason
     if score_mod.pieces and not score_mod.counted:
         return f"{PIECES}, and positions may have any order"
-    if score_mod.relative_values is not None:
-        return RELATIVE_VALUES
+    by_distance = isinstance(score_mod.bias, ProductBias) and score_mod.counted and not score_mod.pieces
+    if score_mod.relative_values is not None and not by_distance:
+        return f"{RELATIVE_VALUES}, and positions may repeat, or queries have no products by distance"
     if score_mod.dropout > 0:
         return "attention weights are dropped out"
     if score_mod.sink_queries is not None:
@@ -39,11 +44,33 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
             return "the distance to sink tokens is capped, for which the kernel has no backward pass"
         if mask.prefix_length is not None or mask.window is None:
             return "the distance to sink tokens is capped, and they are not all of the keys outside of a window"
-    if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias | SumBias):
-        return "the bias is neither a DistanceBias nor a SumBias"
+    if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias | SumBias | FIREBias | ProductBias):
+        return "the bias is neither a DistanceBias, nor a SumBias, nor a FIREBias, nor a ProductBias"
+    if isinstance(score_mod.bias, ProductBias):
+        reason = products_why_not(score_mod.bias, score_mod)
+        if reason is not None:
+            return reason
+    if isinstance(score_mod.bias, FIREBias):
+        if score_mod.sink_queries is not None:
+            return "the distance to sink tokens is capped, and the bias depends on more than the distance"
+        if len(score_mod.bias.up) > MAX_KNOTS:
+            return f"the network of the bias has more than {MAX_KNOTS:,} hidden units"
     if isinstance(score_mod.bias, DistanceBias) and must_be_deterministic() and needs_grad(score_mod.bias.table):
         return "the gradient of the bias's table is summed in any order, and deterministic algorithms are asked for"
     return unsupported_heads(q, k, v)
+
+
+def products_why_not(bias: ProductBias, score_mod: ScoreMod) -> str | None:
+    """Why the kernel does not take products with vectors of the distance; None where it does."""
+    if bias.query_table is None or bias.key_table is not None or bias.rows.bounds is not None:
+        return "products with vectors of the distance are of keys, or distances share rows"
+    if len(bias.query_table) > MAX_DISTANCES:
+        return f"a query has products for more than {MAX_DISTANCES:,} distances"
+    if score_mod.sink_queries is not None:
+        return "the distance to sink tokens is capped, and the bias is of other queries"
+    if must_be_deterministic() and needs_grad(*bias.learned) and not score_mod.counted:
+        return "positions may repeat, gradients by position are summed in any order, and that must be deterministic"
+    return None
 
 
 def unsupported_heads(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -60,46 +87,66 @@ def unsupported_heads(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
     """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, as `[B, Tq, H, D]`."""
     q, k, v = (x.to(compute_dtype(x)) for x in (q, k, v))
-    queries, keys = q.shape[1], k.shape[1]
-    bias, sums, q_pos, k_pos, shifts = None, None, score_mod.query_positions, score_mod.key_positions, None
-    if isinstance(score_mod.bias, SumBias):
-        sums = score_mod.bias
-        q_pos, k_pos = sums.queries.mT, sums.keys.mT  # [B, H, T]
-        bias = DistanceBias(slopes=q.new_full((q.shape[2],), sums.unit, dtype=torch.float32))
-    elif isinstance(score_mod.bias, DistanceBias) and q_pos is not None and k_pos is not None:
-        bias, shifts = score_mod.bias, mask.prepared.shifts
-        shifts = intervals.shifts(mask, q_pos, k_pos) if shifts is None else shifts
-    sinks = score_mod.sink_queries
-    bounds = mask.prepared.bounds
-    bounds = intervals.intervals(mask, queries, keys, q.device) if bounds is None else bounds
+    sinks, bounds = score_mod.sink_queries, mask.prepared.bounds
     args = FlashArgs(
         q=q,
         k=k,
         v=v,
-        bounds=bounds,
+        bounds=intervals.intervals(mask, q.shape[1], k.shape[1], q.device) if bounds is None else bounds,
         ranges=mask.prepared.query_ranges,
         key_mask=mask.key_mask,
-        query_positions=None if bias is None or q_pos is None else q_pos.contiguous(),
-        key_positions=None if bias is None or k_pos is None else k_pos.contiguous(),
-        query_zeros=None if sums is None else sums.query_zeros,
-        key_zeros=None if sums is None else sums.key_zeros,
-        shifts=shifts,
-        slopes=None if bias is None else bias.slopes,
-        rates=None if bias is None else bias.rates,
-        powers=None if bias is None else bias.powers,
-        table=None if bias is None else bias.table,
         sink_logits=score_mod.sink_logits,
         sink_queries=None if sinks is None else sinks.queries.to(q.dtype),
         sink_positions=None if sinks is None else sinks.positions,
         one_sided=mask.causal and mask.aligned and mask.prefix_length is None,
-        min_distance=0 if bias is None else bias.min_distance,
         scale=score_mod.scale,
         softcap=score_mod.softcap or 0.0,
     )
+    args = args._replace(**bias_args(q, mask, score_mod))
     if not score_mod.pieces:
-        out: Tensor = interval_attention(args)[0]
-        return out
+        out: Tensor
+        out, _, weights = interval_attention(args)
+        values = score_mod.relative_values
+        return out if values is None else out + values.average(weights).to(out.dtype)
     return attend_in_pieces(args, mask, score_mod)
+
+
+def bias_args(q: Tensor, mask: Mask, score_mod: ScoreMod) -> dict[str, Any]:
+    """The fields of `FlashArgs` that a bias gives."""
+    bias, q_pos, k_pos = score_mod.bias, score_mod.query_positions, score_mod.key_positions
+    if isinstance(bias, SumBias):
+        positions = {"query_positions": bias.queries.mT.contiguous(), "key_positions": bias.keys.mT.contiguous()}
+        slopes = q.new_full((q.shape[2],), bias.unit, dtype=torch.float32)
+        return {**positions, "slopes": slopes, "query_zeros": bias.query_zeros, "key_zeros": bias.key_zeros}
+    if isinstance(bias, ProductBias):
+        q_pos, k_pos = bias.rows.queries, bias.rows.keys
+    if bias is None or q_pos is None or k_pos is None:
+        return {}
+    positions = {"query_positions": q_pos.contiguous(), "key_positions": k_pos.contiguous()}
+    if isinstance(bias, ProductBias):
+        assert bias.query_table is not None
+        with torch.autocast(q.device.type, enabled=False):  # which would round the products
+            table = products_by_row(bias.q.float(), bias.query_table.float()) * bias.scale
+        own: dict[str, Any] = {
+            "table": table,
+            "shifts": prepared_shifts(mask, q_pos, k_pos),
+            "min_distance": -bias.rows.reach,
+        }
+        return {**positions, **own, "sum_weights": score_mod.relative_values is not None}
+    if isinstance(bias, FIREBias):
+        knots, lines = bias.lines()
+        shared = {"knots": knots, "table": lines.flatten(0, 1), "inverse_spans": bias.inverse_spans(q_pos)}
+        return {**positions, **shared, "rates": bias.rate.expand(q.shape[2])}
+    assert isinstance(bias, DistanceBias)
+    shifts = prepared_shifts(mask, q_pos, k_pos)
+    fields = {"slopes": bias.slopes, "rates": bias.rates, "powers": bias.powers, "table": bias.table}
+    return {**positions, **fields, "shifts": shifts, "min_distance": bias.min_distance}
+
+
+def prepared_shifts(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """What `intervals.shifts` gives, prepared or not."""
+    shifts = mask.prepared.shifts
+    return intervals.shifts(mask, query_positions, key_positions) if shifts is None else shifts
 
 
 def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor:
@@ -111,7 +158,7 @@ def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor
     for q, k, span in pieces:
         bounds = intervals.restrict(args.bounds, span, mask, queries, keys)
         q, k = q.to(args.q.dtype), k.to(args.k.dtype)
-        out, lse = interval_attention(args._replace(q=q, k=k, bounds=bounds, ranges=None))
+        out, lse, _ = interval_attention(args._replace(q=q, k=k, bounds=bounds, ranges=None))
         outs.append(out)
         lses.append(lse.masked_fill(lse == float("inf"), float("-inf")))  # no key of this piece
         args = args._replace(sink_logits=None)  # which take part once
@@ -122,68 +169,92 @@ def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor
 
 
 @custom_op("phasor::interval_attention")
-def interval_attention(args: FlashArgs) -> tuple[Tensor, Tensor]:
-    """Outputs, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
+def interval_attention(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, the logsumexp of the scores to base 2, float32 `[B, H, Tq]`, and where they are asked for the weights by
+    entry of the table, `[B, H, Tq, distances]`.
+    """
     from phasor.ops.attention import flash_launch
 
     return flash_launch.forward(args)
 
 
 @interval_attention.register_fake
-def _(args: FlashArgs) -> tuple[Tensor, Tensor]:
+def _(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
     rows, queries, heads, _ = args.q.shape
-    return empty_dense(args.q), args.q.new_empty((rows, heads, queries), dtype=torch.float32)
+    lse = args.q.new_empty((rows, heads, queries), dtype=torch.float32)
+    shape = args.table.shape if args.sum_weights and args.table is not None else (0,)
+    return empty_dense(args.q), lse, lse.new_empty(shape)
 
 
 @custom_op("phasor::interval_attention_backward")
 def interval_attention_backward(
-    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    grad_weights: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    weights: Tensor,
+    args: FlashArgs,
+    bias_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys, values, then where they need one of a bias table, of slopes with the rates or
     powers of their curve, `[2, H]`, of the sums of queries and of keys, `[B, H, T]`, and of sink logits; else empty.
+
+    Lines have those of rates as `[1, H]`, and those of inverse spans in the place of the sums of queries.
     """
     from phasor.ops.attention import flash_launch
 
-    return flash_launch.backward(grad, grad_lse, out, lse, args, bias_needs_grad)
+    return flash_launch.backward(grad, grad_lse, grad_weights, out, lse, weights, args, bias_needs_grad)
 
 
 @interval_attention_backward.register_fake
 def _(
-    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    grad_weights: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    weights: Tensor,
+    args: FlashArgs,
+    bias_needs_grad: bool,
 ) -> tuple[Tensor, ...]:
     heads, table = args.q.shape[2], args.table
     distances = len(table) if bias_needs_grad and table is not None else 0
-    has_sums = args.query_zeros is not None
-    curves = 2 if bias_needs_grad and table is None and not has_sums else 0
+    has_sums, has_lines = args.query_zeros is not None, args.knots is not None
+    curves = 0 if has_sums or not bias_needs_grad else 1 if has_lines else 2 if table is None else 0
     rows, summed = args.q.shape[0], heads if bias_needs_grad and has_sums else 0
+    of_queries = heads if bias_needs_grad and has_lines else summed
     return (
         *(empty_dense(x) for x in (args.q, args.k, args.v)),
-        lse.new_empty((distances, heads)),
+        lse.new_empty(table.shape if table is not None and distances and table.dim() == 4 else (distances, heads)),
         lse.new_empty((curves, heads)),
-        lse.new_empty((rows, summed, args.q.shape[1])),
+        lse.new_empty((rows, of_queries, args.q.shape[1])),
         lse.new_empty((rows, summed, args.k.shape[1])),
         lse.new_empty((0 if args.sink_logits is None else heads,)),
     )
 
 
-def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
     """Keep the arguments and results, which the backward pass needs."""
     save_record(ctx, inputs.args, *output)
     ctx.set_materialize_grads(False)
 
 
-def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> dict[str, Tensor | None]:
+def backward(ctx: Any, grad: Tensor | None, *grads: Tensor | None) -> dict[str, Tensor | None]:
     """The gradients of all inputs of `interval_attention` that have one."""
-    args, out, lse = saved_record(ctx)
+    args, *outputs = saved_record(ctx)
+    out = outputs[0]
     grad = torch.zeros_like(out) if grad is None else grad
     of_bias = [name for name in LEARNED if interval_attention.needs_grad(ctx, name)]
     dq, dk, dv, dtable, dcurve, dq_sums, dk_sums, dsinks = interval_attention_backward(
-        grad, grad_lse, out, lse, args, bool(of_bias)
+        grad, *grads, *outputs, args, bool(of_bias)
     )
-    dslopes, dparams = dcurve if len(dcurve) else (None, None)
-    grads = {"slopes": dslopes, "rates": dparams, "powers": dparams, "table": dtable}
-    grads |= {"query_zeros": dq_sums.mT, "key_zeros": dk_sums.mT}
-    dbias = {name: grads[name].to(getattr(args, name).dtype) for name in of_bias}
+    dslopes, dparams = (dcurve[0], dcurve[-1]) if len(dcurve) else (None, None)
+    by_name = {"slopes": dslopes, "rates": dparams, "powers": dparams, "table": dtable}
+    by_name |= {"query_zeros": dq_sums.mT, "key_zeros": dk_sums.mT}
+    if args.inverse_spans is not None:
+        by_name["inverse_spans"] = dq_sums.sum(1).sum_to_size(args.inverse_spans.shape)
+    dbias = {name: by_name[name].to(getattr(args, name).dtype) for name in of_bias}
     dsinks = None if args.sink_logits is None else dsinks.to(args.sink_logits.dtype)
     return {"q": dq, "k": dk, "v": dv, "sink_logits": dsinks, **dbias}
 

@@ -14,6 +14,10 @@ class FlashArgs(NamedTuple):
     `ranges` are the queries that the backward pass visits for each block of keys; where it is None, that finds them.
     Positions, `[B or 1, T]`, are given where there is a bias by distance: a table, or slopes with rates or powers. Sums
     of heads, `[B, H, T]`, take their place; their gradients go through `query_zeros` and `key_zeros`, `[B, T, H]`.
+    Where there are `knots`, `[knots]`, the table is of lines: slope and offset by turns, `[2 (knots + 1), H]`, of a
+    distance's `log2(1 + rate distance)` times `inverse_spans`, `[B or 1, Tq]`.
+    A table may have a row for each query, `[B, H, Tq, distances]`. With `sum_weights` the attention weights are summed
+    by its entries too; no two keys that a query sees have the same one then, but for the first and the last.
     `one_sided` says that no query sees keys after it.
 
     Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
@@ -24,21 +28,24 @@ class FlashArgs(NamedTuple):
     k: Tensor
     v: Tensor
     bounds: Tensor
-    ranges: Tensor | None
-    key_mask: Tensor | None
-    query_positions: Tensor | None
-    key_positions: Tensor | None
-    query_zeros: Tensor | None
-    key_zeros: Tensor | None
-    shifts: Tensor | None
-    slopes: Tensor | None
-    rates: Tensor | None
-    powers: Tensor | None
-    table: Tensor | None
-    sink_logits: Tensor | None
-    sink_queries: Tensor | None
-    sink_positions: Tensor | None
-    one_sided: bool
-    min_distance: int
-    scale: float
-    softcap: float
+    ranges: Tensor | None = None
+    key_mask: Tensor | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    query_zeros: Tensor | None = None
+    key_zeros: Tensor | None = None
+    shifts: Tensor | None = None
+    slopes: Tensor | None = None
+    rates: Tensor | None = None
+    powers: Tensor | None = None
+    table: Tensor | None = None
+    inverse_spans: Tensor | None = None
+    knots: Tensor | None = None
+    sink_logits: Tensor | None = None
+    sink_queries: Tensor | None = None
+    sink_positions: Tensor | None = None
+    one_sided: bool = False
+    min_distance: int = 0
+    scale: float = 1.0
+    softcap: float = 0.0
+    sum_weights: bool = False

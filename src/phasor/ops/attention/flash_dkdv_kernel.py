@@ -6,14 +6,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from phasor.ops.attention.flash_lines import add_lines, load_key_range, load_spans
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
+    LINES,
     NO_BIAS,
     NON_CONTIGUOUS,
     SUMS,
     TABLE,
     add_query_bias,
     clamp,
+    distances,
     load_place,
     load_positions,
     load_slope,
@@ -23,6 +26,7 @@ from phasor.ops.attention.flash_tiles import (
     round_up,
     score_tile,
     sign,
+    table_rows,
     unmasked_start,
     visible_keys,
 )
@@ -52,15 +56,16 @@ def query_segments(ranges_ptr, low_key, high_key, num_queries, shift, min_distan
 
 
 @triton.jit
-def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, dsums_ptr, ranges_ptr,
-                bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
-                num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
-                stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-                stride_dob, stride_dot, stride_doh, stride_rangesb, stride_boundsb, stride_qposb, stride_qposh,
-                stride_kposb, stride_kposh, stride_shiftsb, stride_dsums,
+def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dk_ptr, dv_ptr, dsums_ptr,
+                ranges_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr,
+                table_ptr, spans_ptr, knots_ptr, num_queries, num_keys, num_heads, group_size, min_distance,
+                num_distances, scale, softcap, stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+                stride_vb, stride_vt, stride_vh, stride_dob, stride_dot, stride_doh, stride_rangesb, stride_boundsb,
+                stride_qposb, stride_qposh, stride_kposb, stride_kposh, stride_shiftsb, stride_spansb, stride_dsums,
                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, TWO_INTERVALS: tl.constexpr,
-                HAS_KEY_MASK: tl.constexpr, HAS_SUM_GRAD: tl.constexpr):  # fmt: skip
+                BIAS: tl.constexpr, NUM_KNOTS: tl.constexpr, ONE_SIDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+                TWO_INTERVALS: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_SUM_GRAD: tl.constexpr,
+                USE_ROWS: tl.constexpr, HAS_WEIGHTS: tl.constexpr):  # fmt: skip
     """Gradients of keys and values, summed over the query heads that share them.
 
     With SUMS every query head has its own positions. With HAS_SUM_GRAD, their gradients by keys are stored in two
@@ -79,8 +84,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         if BIAS != SUMS:
             base = tl.load(q_pos_ptr + num_queries - 1)
         k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS)
-    if BIAS != NO_BIAS and BIAS != SUMS:
+    if BIAS != NO_BIAS and BIAS != SUMS and BIAS != LINES:
         shift = tl.load(shifts_ptr + batch * stride_shiftsb)
+    if BIAS == LINES:
+        knots = tl.load(knots_ptr + tl.arange(0, NUM_KNOTS))
+        key_range = load_key_range(k_pos_ptr, block_id * BLOCK_N, num_keys, BLOCK_N)
     if HAS_KEY_MASK:
         key_mask_ptr += batch * num_keys
     high_key = tl.minimum(block_id * BLOCK_N + BLOCK_N, num_keys) - 1
@@ -118,7 +126,17 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
                 k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
             )
         scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
-        if BIAS >= LINEAR:
+        if BIAS == LINES:
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            inverse_span, query_range = load_spans(
+                spans_ptr + batch * stride_spansb, q_pos_ptr, start, num_queries, BLOCK_M
+            )
+            scores, _, _, _ = add_lines(
+                scores, distance, inverse_span[None, :], curve_param, query_range, key_range, knots, knots_ptr,
+                table_ptr + (kv_head * group_size + head) * num_distances,
+            )  # fmt: skip
+        elif BIAS >= LINEAR:
             high, low = load_place(k_pos_ptr + head * stride_kposh, high_key, num_keys, BIAS)
             scores, distance, own = add_query_bias(
                 scores, q_pos_ptr + head * stride_qposh, table_ptr, start, num_queries, base, k_high, k_low, offs_n,
@@ -127,7 +145,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
             )  # fmt: skip
         elif BIAS == TABLE:
             far_entry = tl.where(u < unmasked[1], 0, num_distances - 1)
-            scores += tl.load(table_ptr + (kv_head * group_size + head) * num_distances + far_entry)
+            row_ptrs = table_rows(
+                table_ptr, batch, kv_head * group_size + head, offs_m[None, :], num_queries, num_heads, num_distances,
+                USE_ROWS,
+            )  # fmt: skip
+            scores += tl.load(row_ptrs + far_entry)
         lse = tl.load(lse_ptr + head * num_queries + offs_m, mask=offs_m < num_queries, other=float("inf"))[None, :]
         delta = tl.load(delta_ptr + head * num_queries + offs_m, mask=offs_m < num_queries, other=0.0)[None, :]
         if ONE_SIDED:
@@ -135,7 +157,14 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         p = tl.exp2(scores - lse)
         do = load_tile(do_ptr + head * stride_doh, start, stride_dot, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
-        ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta)
+        dp = tl.dot(v, tl.trans(do), input_precision="ieee")
+        if HAS_WEIGHTS:
+            dweight_ptrs = table_rows(
+                dweights_ptr, batch, kv_head * group_size + head, offs_m[None, :], num_queries, num_heads,
+                num_distances, True,
+            )  # fmt: skip
+            dp += tl.load(dweight_ptrs + far_entry)
+        ds = p * (dp - delta)
         if HAS_SUM_GRAD:
             by_sum += tl.sum(-ds if ONE_SIDED else ds * sign(distance), 1)
             if u == unmasked_tiles - 1:
@@ -150,18 +179,31 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         offs_m = start + tl.arange(0, BLOCK_M)
         q = load_tile(q_ptr + head * stride_qh, start, stride_qt, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
+        row_ptrs = table_ptr
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
             k_high, k_low = load_positions(
                 k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
             )
         scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
-        if BIAS != NO_BIAS:
-            head_table = table_ptr
+        if BIAS == LINES:
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            inverse_span, query_range = load_spans(
+                spans_ptr + batch * stride_spansb, q_pos_ptr, start, num_queries, BLOCK_M
+            )
+            scores, _, _, _ = add_lines(
+                scores, distance, inverse_span[None, :], curve_param, query_range, key_range, knots, knots_ptr,
+                table_ptr + (kv_head * group_size + head) * num_distances,
+            )  # fmt: skip
+        elif BIAS != NO_BIAS:
             if BIAS == TABLE:
-                head_table += (kv_head * group_size + head) * num_distances
+                row_ptrs = table_rows(
+                    table_ptr, batch, kv_head * group_size + head, offs_m[None, :], num_queries, num_heads,
+                    num_distances, USE_ROWS,
+                )  # fmt: skip
             scores, distance, _ = add_query_bias(
-                scores, q_pos_ptr + head * stride_qposh, head_table, start, num_queries, base, k_high, k_low, offs_n,
+                scores, q_pos_ptr + head * stride_qposh, row_ptrs, start, num_queries, base, k_high, k_low, offs_n,
                 shift, slope, curve_param, 0.0, 0.0, 0, min_distance, num_distances, BLOCK_M, BIAS, False,
                 TWO_INTERVALS,
             )  # fmt: skip
@@ -181,7 +223,14 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
         p = tl.where(visible, tl.exp2(scores - lse), 0.0)
         do = load_tile(do_ptr + head * stride_doh, start, stride_dot, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
-        ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta)
+        dp = tl.dot(v, tl.trans(do), input_precision="ieee")
+        if HAS_WEIGHTS:
+            dweight_ptrs = table_rows(
+                dweights_ptr, batch, kv_head * group_size + head, offs_m[None, :], num_queries, num_heads,
+                num_distances, True,
+            )  # fmt: skip
+            dp += tl.load(dweight_ptrs + distance)
+        ds = p * (dp - delta)
         if HAS_SUM_GRAD:
             by_sum += tl.sum(ds * sign(distance), 1)
             if u == masked_tiles - 1:

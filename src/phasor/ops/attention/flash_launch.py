@@ -12,15 +12,28 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
 from phasor.ops.attention.flash_sums import split_sums
-from phasor.ops.attention.flash_tiles import LINEAR, LOG, LOG2E, NO_BIAS, POWER, SUMS, TABLE, Tiling, block_d, tiling
+from phasor.ops.attention.flash_tiles import (
+    LINEAR,
+    LINES,
+    LOG,
+    LOG2E,
+    NO_BIAS,
+    POWER,
+    SUMS,
+    TABLE,
+    Tiling,
+    block_d,
+    tiling,
+)
 from phasor.ops.attention.intervals import query_ranges
-from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense
+from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense, next_power_of_2
 
 Launch = tuple[tuple[int, ...], dict[str, Any]]  # the grid, and by name the scalars and options
 
@@ -34,13 +47,16 @@ class FlashLayout(NamedTuple):
     k_strides: Sequence[int]
     v_strides: Sequence[int]
     two_intervals: bool
-    row_strides: tuple[int, int, int, int]  # of bounds, positions of queries and of keys, and shifts
+    row_strides: tuple[int, ...]  # of bounds, positions of queries and of keys, shifts, and inverse spans
     head_strides: tuple[int, int]  # of positions of queries and of keys, where they are sums; else 0
     has_key_mask: bool
     bias: int
+    num_knots: int
     num_distances: int
     one_sided: bool
     min_distance: int
+    use_rows: bool
+    sum_weights: bool
     scale: float
     softcap: float
 
@@ -50,14 +66,16 @@ def flash_layout(args: FlashArgs) -> FlashLayout:
     q, k, v, table = args.q, args.k, args.v, args.table
     curve = LOG if args.rates is not None else POWER if args.powers is not None else LINEAR
     curve = SUMS if head_stride(args.query_positions) else curve
-    bias = NO_BIAS if args.query_positions is None else curve if table is None else TABLE
-    by_row = args.bounds, args.query_positions, args.key_positions, args.shifts
-    bounds, q_pos, k_pos, shifts = map(row_stride, by_row)
+    of_table = TABLE if args.knots is None else LINES
+    bias = NO_BIAS if args.query_positions is None else curve if table is None else of_table
+    by_row = args.bounds, args.query_positions, args.key_positions, args.shifts, args.inverse_spans
     heads = head_stride(args.query_positions), head_stride(args.key_positions)
     return FlashLayout(
-        q.shape, q.stride(), k.shape, k.stride(), v.stride(), args.bounds.shape[1] == 4, (bounds, q_pos, k_pos, shifts),
-        heads, args.key_mask is not None, bias.value, 0 if table is None else table.shape[1],
+        q.shape, q.stride(), k.shape, k.stride(), v.stride(), args.bounds.shape[1] == 4,
+        tuple(map(row_stride, by_row)), heads, args.key_mask is not None, bias.value,
+        0 if args.knots is None else len(args.knots), 0 if table is None else table.shape[-1],
         args.one_sided and bias in (LINEAR, SUMS), args.min_distance,
+        table is not None and table.dim() == 4, args.sum_weights,
         args.scale, args.softcap,
     )  # fmt: skip
 
@@ -66,7 +84,7 @@ def shared_scalars(layout: FlashLayout, tiles: Tiling) -> dict[str, Any]:
     """The arguments that all kernels share, and the options of a launch."""
     _, queries, heads, head_dim = layout.q_shape
     _, keys, kv_heads, _ = layout.k_shape
-    stride_bounds, stride_q_pos, stride_k_pos, stride_shifts = layout.row_strides
+    stride_bounds, stride_q_pos, stride_k_pos, stride_shifts, stride_spans = layout.row_strides
     return {
         "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
         "min_distance": layout.min_distance, "num_distances": layout.num_distances, "scale": float(layout.scale),
@@ -74,8 +92,9 @@ def shared_scalars(layout: FlashLayout, tiles: Tiling) -> dict[str, Any]:
         **token_strides("k", layout.k_strides), **token_strides("v", layout.v_strides),
         "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos, "stride_kposb": stride_k_pos,
         "stride_qposh": layout.head_strides[0], "stride_kposh": layout.head_strides[1],
-        "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BIAS": layout.bias,
-        "ONE_SIDED": layout.one_sided,
+        "stride_shiftsb": stride_shifts, "stride_spansb": stride_spans, "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d(head_dim), "BIAS": layout.bias, "NUM_KNOTS": layout.num_knots,
+        "ONE_SIDED": layout.one_sided, "USE_ROWS": layout.use_rows, "HAS_WEIGHTS": layout.sum_weights,
         "HAS_SOFTCAP": layout.softcap > 0, "TWO_INTERVALS": layout.two_intervals, "HAS_KEY_MASK": layout.has_key_mask,
         "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
@@ -161,10 +180,17 @@ def contiguous_features(x: Tensor) -> Tensor:
 
 
 def for_kernels(args: FlashArgs) -> FlashArgs:
-    """The arguments as kernels read them: contiguous, sums as pairs, biases in float32, tables to base 2 `[H, D]`."""
+    """The arguments as kernels read them: contiguous, sums as pairs, biases in float32, tables to base 2 `[H, D]`.
+
+    Knots are a power of two; those that are none are infinite.
+    """
     q_pos, k_pos = args.query_positions, args.key_positions
     if q_pos is not None and k_pos is not None and q_pos.dim() == 3:  # sums of each head
         q_pos, k_pos = split_sums(q_pos, k_pos), split_sums(k_pos, k_pos)
+    knots, table = args.knots, args.table
+    table = table.t() if table is not None and table.dim() == 2 else table
+    if knots is not None:
+        knots = pad(knots.float(), (0, next_power_of_2(len(knots)) - len(knots)), value=float("inf"))
     return args._replace(
         query_positions=q_pos,
         key_positions=k_pos,
@@ -175,7 +201,9 @@ def for_kernels(args: FlashArgs) -> FlashArgs:
         slopes=None if args.slopes is None else args.slopes.float().contiguous(),
         rates=None if args.rates is None else args.rates.float().contiguous(),
         powers=None if args.powers is None else args.powers.float().contiguous(),
-        table=None if args.table is None else (args.table.t().float() * LOG2E.value).contiguous(),
+        table=None if table is None else (table.float() * LOG2E.value).contiguous(),
+        inverse_spans=None if args.inverse_spans is None else args.inverse_spans.float().contiguous(),
+        knots=knots,
     )
 
 
@@ -185,25 +213,31 @@ def mask_and_bias(args: FlashArgs) -> dict[str, Tensor | None]:
         "bounds_ptr": args.bounds, "key_mask_ptr": args.key_mask, "q_pos_ptr": args.query_positions,
         "k_pos_ptr": args.key_positions, "shifts_ptr": args.shifts, "slopes_ptr": args.slopes,
         "curve_params_ptr": args.powers if args.rates is None else args.rates, "table_ptr": args.table,
+        "spans_ptr": args.inverse_spans, "knots_ptr": args.knots,
     }  # fmt: skip
 
 
-def forward(args: FlashArgs) -> tuple[Tensor, Tensor]:
-    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
+def forward(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`.
+
+    Then the weights by entry of the table, `[B, H, Tq, distances]`, or nothing.
+    """
     args = for_kernels(args)
     q, sink_queries, sink_positions = args.q, args.sink_queries, args.sink_positions
     rows, queries, heads, _ = q.shape
     out = empty_dense(q)
     lse = q.new_empty((rows, heads, queries), dtype=torch.float32)
+    shape = args.table.shape if args.sum_weights and args.table is not None else (0,)
+    weights = lse.new_full(shape, float("-inf"))
     sinks = {"sink_logits_ptr": args.sink_logits, "sink_q_ptr": contiguous(sink_queries)}
     sinks |= {"sink_pos_ptr": contiguous(sink_positions)}
     qkv = {"q_ptr": q, "k_ptr": args.k, "v_ptr": args.v}
     launch_forward(
-        q, {**qkv, "out_ptr": out, "lse_ptr": lse, **mask_and_bias(args), **sinks},
+        q, {**qkv, "out_ptr": out, "lse_ptr": lse, "weights_ptr": weights, **mask_and_bias(args), **sinks},
         flash_layout(args), tiling("forward", q), row_stride(sink_positions), args.sink_logits is not None,
         sink_queries is not None,
     )  # fmt: skip
-    return out, lse
+    return out, lse, torch.exp2(weights - lse[..., None]) if args.sum_weights else weights
 
 
 def key_block_ranges(bounds: Tensor, keys: int, q: Tensor) -> Tensor:
@@ -219,12 +253,21 @@ def output_dot_gradient(out: Tensor, grad: Tensor, lse: Tensor) -> Tensor:
 
 
 def backward(
-    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, args: FlashArgs, bias_needs_grad: bool
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    grad_weights: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    weights: Tensor,
+    args: FlashArgs,
+    bias_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, of a bias table `[distances, H]`, of slopes and of the rates or powers
-    of their curve `[2, H]`, of the sums of queries and of keys `[B, H, T]`, and of sink logits `[H]`.
+    of their curve `[2, H]`, of the sums of queries and of keys `[B, H, T]`, and of sink logits `[H]`. Lines have those
+    of rates as `[1, H]`, and those of inverse spans in the place of the sums of queries.
     """
-    args, grad = for_kernels(args), contiguous_features(grad)
+    grad_weights = grad_weights if args.sum_weights else None
+    args, grad = for_kernels(args)._replace(sum_weights=grad_weights is not None), contiguous_features(grad)
     q, k, v, table = args.q, args.k, args.v, args.table
     layout, strides = flash_layout(args), grad.stride()
     rows, queries, heads, _ = q.shape
@@ -235,17 +278,29 @@ def backward(
     sums_need_grad = bias_needs_grad and args.query_zeros is not None
     table_needs_grad = bias_needs_grad and table is not None
     curve_needs_grad = bias_needs_grad and not (table_needs_grad or sums_need_grad)
-    summed = heads if sums_need_grad else 0
-    dq_sums = lse.new_empty((rows, summed, queries))
-    dk_sums = lse.new_zeros((2, rows, summed, k.shape[1]))  # of unmasked and of masked tiles
+    lines_need_grad = table_needs_grad and args.knots is not None
+    dq_sums = lse.new_empty((rows, heads if sums_need_grad or lines_need_grad else 0, queries))
+    dk_sums = lse.new_zeros((2, rows, heads if sums_need_grad else 0, k.shape[1]))  # of unmasked and of masked tiles
     if table_needs_grad:
-        dtable = torch.zeros(rows, heads, blocks, layout.num_distances, device=q.device)
-    if curve_needs_grad:
-        dcurve = torch.empty(rows, heads, blocks, 2, device=q.device)
+        by = queries if layout.use_rows else blocks
+        dtable = torch.zeros(rows, heads, by, layout.num_distances, device=q.device)
+    if curve_needs_grad or lines_need_grad:
+        dcurve = torch.empty(rows, heads, blocks, 1 if lines_need_grad else 2, device=q.device)
     delta = output_dot_gradient(out, grad, lse)
     if grad_lse is not None:  # a score's share of the logsumexp is its weight, as of the output
         delta = delta - grad_lse * LOG2E.value
-    shared = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
+    if grad_weights is not None:
+        grad_weights = grad_weights.float().contiguous()
+        delta = delta + (grad_weights * weights).sum(-1)
+    shared: dict[str, Tensor | None] = {
+        "q_ptr": q,
+        "k_ptr": k,
+        "v_ptr": v,
+        "do_ptr": grad,
+        "lse_ptr": lse,
+        "delta_ptr": delta,
+    }
+    shared |= {"dweights_ptr": grad_weights}
     read = mask_and_bias(args)
     tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, "dsums_ptr": dq_sums, **read}
     launch_dq(q, tensors, layout, tiles, strides, table_needs_grad, curve_needs_grad, sums_need_grad)
@@ -255,8 +310,10 @@ def backward(
     if args.sink_logits is not None:
         p = torch.exp2(args.sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
-    if table_needs_grad:
+    if table_needs_grad and not layout.use_rows:
         dtable = dtable.sum((0, 2)).t().contiguous()  # as its fake has it
+    if lines_need_grad:
+        dcurve = dcurve.sum((0, 2)).t()
     if curve_needs_grad:  # the bias is minus slope times curve
         assert args.slopes is not None
         by_slope, by_param = -dcurve.sum((0, 2)).t()

@@ -13,8 +13,9 @@ from triton.language.extra import libdevice
 from phasor.ops.attention import intervals
 from phasor.ops.launch import next_power_of_2
 
-# Kinds of bias: none, a table by distance, slopes times a curve of the distance, or times a difference of sums.
-NO_BIAS, TABLE, LINEAR, LOG, POWER, SUMS = (tl.constexpr(kind) for kind in range(6))
+# Kinds of bias: none, a table by distance, lines (`flash_lines.py`), slopes times a curve of the distance, or times a
+# difference of sums.
+NO_BIAS, TABLE, LINES, LINEAR, LOG, POWER, SUMS = (tl.constexpr(kind) for kind in range(7))
 NON_CONTIGUOUS = tl.constexpr(intervals.NON_CONTIGUOUS)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # which knows no functions of a device
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -125,7 +126,7 @@ def key_part(k_high, k_low, k_index, high, low, place, slope, BIAS: tl.constexpr
 
 
 @triton.jit
-def add_key_bias(scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+def add_key_bias(scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
                  high, low, place, min_distance, num_distances, BLOCK_N: tl.constexpr, BIAS: tl.constexpr,
                  ONE_SIDED: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
     """Scores of a block of queries and the keys from `start` on with their bias, and the distances or table's entries.
@@ -137,7 +138,7 @@ def add_key_bias(scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_
     if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
         k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
         distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
-        scores, distance = add_bias(scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS)
+        scores, distance = add_bias(scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS)
     else:
         first = offs_m + shift - start
         if ONE_SIDED:
@@ -145,19 +146,19 @@ def add_key_bias(scores, k_pos_ptr, table_ptr, start, num_keys, base, q_high, q_
             scores += key_part(offs_n, offs_n, start + offs_n, high, low, place, slope, BIAS)[None, :]
         elif BIAS == TABLE:
             scores, distance = add_bias(
-                scores, first[:, None] - offs_n[None, :], table_ptr, slope, curve_param, min_distance, num_distances,
+                scores, first[:, None] - offs_n[None, :], row_ptrs, slope, curve_param, min_distance, num_distances,
                 BIAS,
             )  # fmt: skip
         else:
             distance = first.to(tl.float32)[:, None] - offs_n.to(tl.float32)[None, :]
             scores, distance = add_bias(
-                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+                scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS
             )  # fmt: skip
     return scores, distance
 
 
 @triton.jit
-def add_query_bias(scores, q_pos_ptr, table_ptr, start, num_queries, base, k_high, k_low, offs_n, shift, slope,
+def add_query_bias(scores, q_pos_ptr, row_ptrs, start, num_queries, base, k_high, k_low, offs_n, shift, slope,
                    curve_param, high, low, place, min_distance, num_distances, BLOCK_M: tl.constexpr,
                    BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
     """As `add_key_bias`, of the queries from `start` on and a block of keys `[BLOCK_N, BLOCK_M]`; and ONE_SIDED the
@@ -174,7 +175,7 @@ def add_query_bias(scores, q_pos_ptr, table_ptr, start, num_queries, base, k_hig
         else:
             distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
             scores, distance = add_bias(
-                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+                scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS
             )  # fmt: skip
     else:
         first = start + shift - offs_n
@@ -184,23 +185,23 @@ def add_query_bias(scores, q_pos_ptr, table_ptr, start, num_queries, base, k_hig
             part = query_part(offs_m, offs_m, start + offs_m + shift, high, low, place, shift, slope, BIAS)
         elif BIAS == TABLE:
             scores, distance = add_bias(
-                scores, first[:, None] + offs_m[None, :], table_ptr, slope, curve_param, min_distance, num_distances,
+                scores, first[:, None] + offs_m[None, :], row_ptrs, slope, curve_param, min_distance, num_distances,
                 BIAS,
             )  # fmt: skip
         else:
             distance = first.to(tl.float32)[:, None] + offs_m.to(tl.float32)[None, :]
             scores, distance = add_bias(
-                scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS
+                scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS
             )  # fmt: skip
     return scores, distance, part
 
 
 @triton.jit
-def add_bias(scores, distance, table_ptr, slope, curve_param, min_distance, num_distances, BIAS: tl.constexpr):
+def add_bias(scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS: tl.constexpr):
     """Scores with their bias, and the distances, of a table its entries."""
     if BIAS == TABLE:
         distance = table_entries(distance, min_distance, num_distances)
-        scores += tl.load(table_ptr + distance)
+        scores += tl.load(row_ptrs + distance)
     else:
         scores -= slope * curve(distance, curve_param, BIAS)
     return scores, distance
@@ -234,8 +235,8 @@ def load_slope(slopes_ptr, curve_params_ptr, head, BIAS: tl.constexpr):
         slope = tl.load(slopes_ptr + head)
         if BIAS != LOG:
             slope *= LOG2E
-        if BIAS != LINEAR and BIAS != SUMS:
-            curve_param = tl.load(curve_params_ptr + head)
+    if BIAS > TABLE and BIAS != LINEAR and BIAS != SUMS:
+        curve_param = tl.load(curve_params_ptr + head)
     return slope, curve_param
 
 
@@ -269,9 +270,19 @@ def curve_derivative(distance, curve_param, BIAS: tl.constexpr):
 
 
 @triton.jit
-def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, head, start, offs_m, num_queries,
+def table_rows(table_ptr, batch, head, offs_m, num_queries, num_heads, num_distances, USE_ROWS: tl.constexpr):
+    """Pointers to the entries for each of some queries: those of the head, and with USE_ROWS the query's own."""
+    if USE_ROWS:
+        row = (batch * num_heads + head) * num_queries + tl.minimum(offs_m, num_queries - 1)
+        return table_ptr + row * num_distances
+    else:
+        return table_ptr + head * num_distances
+
+
+@triton.jit
+def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, row_ptrs, head, start, offs_m, num_queries,
                num_distances, BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """What the bias of a block of queries needs, from pointers to its row of the batch and its head's part of a table.
+    """What the bias of a block of queries needs, from pointers to its row of the batch and to its rows of a table.
 
     The position of the row's last query, and those of the block from there on, as `load_positions` gives them; the
     slope and the parameter of its curve; the shift between positions and offsets; and the entries of the table for keys
@@ -283,10 +294,10 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, h
             base = tl.load(q_pos_ptr + num_queries - 1)
         q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
-    if BIAS != NO_BIAS and BIAS != SUMS:
+    if BIAS != NO_BIAS and BIAS != SUMS and BIAS != LINES:
         shift = tl.load(shifts_ptr)
     if BIAS == TABLE:
-        bias_ahead, bias_behind = tl.load(table_ptr), tl.load(table_ptr + num_distances - 1)
+        bias_ahead, bias_behind = tl.load(row_ptrs), tl.load(row_ptrs + num_distances - 1)
     return base, q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
 
 

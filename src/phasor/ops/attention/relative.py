@@ -126,6 +126,9 @@ class RelativeValues:
         [[[[2.0]]]]
         """
         rows = self.rows.block(queries, keys)[:, None].expand_as(weights)
-        by_row = weights.new_zeros(*weights.shape[:-1], len(self.table)).scatter_add(-1, rows, weights)
+        return self.average(weights.new_zeros(*weights.shape[:-1], len(self.table)).scatter_add(-1, rows, weights))
+
+    def average(self, by_row: Tensor) -> Tensor:
+        """The average with weights that are summed by row of the table, `[B, H, Tq, rows]`, as `[B, Tq, H, D]`."""
         grouped = by_row.unflatten(1, (self.table.shape[1], -1)).to(self.table.dtype)
         return torch.einsum("bngqr,rnd->bqngd", grouped, self.table).flatten(2, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -14,41 +13,15 @@ from phasor.config.model import Side
 from phasor.nn.positions.base import Position, bias_dtype
 from phasor.nn.positions.fire.config import FIREConfig
 from phasor.nn.sequence import SequenceInfo
-
-
-@dataclass(frozen=True)
-class FIREBias:
-    """The bias of any positions, from the weights of the network; `rate` and `threshold` are `[1]`."""
-
-    up: Tensor
-    up_bias: Tensor
-    down: Tensor
-    down_bias: Tensor
-    rate: Tensor
-    threshold: Tensor
-
-    @property
-    def learned(self) -> tuple[Tensor, ...]:
-        """What may get a gradient."""
-        return self.up, self.up_bias, self.down, self.down_bias, self.rate, self.threshold
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        distance = (queries[:, :, None] - keys[:, None, :]).abs()
-        share = torch.log1p(self.rate * distance) / self.log_span(queries)[:, :, None]
-        hidden = torch.relu(share[..., None] * self.up + self.up_bias)
-        return (hidden @ self.down + self.down_bias).permute(0, 3, 1, 2)
-
-    def log_span(self, queries: Tensor) -> Tensor:
-        """The logarithm of the distances that a query divides by: its position, or at least the threshold."""
-        return torch.log1p(self.rate * torch.maximum(queries.to(self.rate.dtype), self.threshold))
+from phasor.ops.attention import FIREBias
 
 
 class FIRE(Position, config=FIREConfig):
     """`f(psi(d) / psi(max(i, L)))` with `psi(x) = log(c x + 1)`, `d` the distance and `i` the query's position.
 
     `f` is a network of one hidden layer with ReLU. `c` and `L` are learned as logarithms, so that they stay positive.
-    The share depends on the query's position as well, so this is no function of distance for a kernel: attention
-    computes it block by block.
+    The share depends on the query's position as well, so this is no table by distance. A kernel takes the lines that
+    the network consists of.
     """
 
     config: FIREConfig
