@@ -30,8 +30,17 @@ class OwnHeadMT5(transformers.MT5ForConditionalGeneration):
         self.lm_head.weight = nn.Parameter(torch.empty_like(self.lm_head.weight))
 
 
+class OwnHeadUMT5(transformers.UMT5ForConditionalGeneration):
+    """The same for UMT5."""
+
+    def __init__(self, config: transformers.UMT5Config) -> None:
+        super().__init__(config)
+        self.lm_head.weight = nn.Parameter(torch.empty_like(self.lm_head.weight))
+
+
 # What the configuration names as the architecture.
 OwnHead.__name__, OwnHeadMT5.__name__ = "T5ForConditionalGeneration", "MT5ForConditionalGeneration"
+OwnHeadUMT5.__name__ = "UMT5ForConditionalGeneration"
 
 
 def t5_sizes(rng: random.Random) -> dict[str, Any]:
@@ -85,7 +94,8 @@ def mt5_without_head(rng: random.Random) -> Case:
 
 
 def umt5(rng: random.Random) -> Case:
-    return Case(transformers.UMT5ForConditionalGeneration, transformers.UMT5Config(**t5_sizes(rng)))
+    cls = rng.choice([transformers.UMT5ForConditionalGeneration, OwnHeadUMT5])
+    return Case(cls, transformers.UMT5Config(**t5_sizes(rng)))
 
 
 def umt5_without_head(rng: random.Random) -> Case:

@@ -7,7 +7,7 @@ import torch
 import transformers
 from decoding import speaker
 from families.cases import redraw
-from families.seq2seq import CASES, OwnHead, OwnHeadMT5, logits_bias
+from families.seq2seq import CASES, OwnHead, OwnHeadMT5, OwnHeadUMT5, logits_bias
 from safetensors.torch import load_file, save_file
 
 import phasor
@@ -91,6 +91,7 @@ def new_tokens(theirs, source, **options):
 MODELS = {  # with untied heads: a tied one repeats what it reads
     "t5": lambda: OwnHead(transformers.T5Config(**T5)),
     "mt5": lambda: OwnHeadMT5(transformers.MT5Config(**T5)),
+    "umt5": lambda: OwnHeadUMT5(transformers.UMT5Config(**T5)),
     "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**UNTIED)),
     "mbart": lambda: transformers.MBartForConditionalGeneration(transformers.MBartConfig(**UNTIED)),
     "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**UNTIED, scale_embedding=True)),
