@@ -52,7 +52,7 @@ class VariantInputs(AttentionInputs):
         self.positions = torch.arange(self.tokens, device=self.device)[None]
         config = T5PositionConfig(num_buckets=32, max_distance=128)
         self.t5 = T5Bias(config, num_heads=self.heads, bidirectional=False).to(self.device)
-        torch.nn.init.normal_(self.t5.weight)
+        torch.nn.init.normal_(self.table)
         self.slopes = torch.tensor(alibi_slopes(self.heads), device=self.device)
         self.sinks = torch.randn(self.heads, device=self.device).requires_grad_()
 
@@ -62,7 +62,7 @@ class VariantInputs(AttentionInputs):
         q, k, v = self.inputs
         exact.inputs = q.detach().double(), k.detach().double(), v.detach().double()
         exact.t5, exact.sinks = exact.t5.double(), self.sinks.detach().double().requires_grad_()
-        exact.t5.weight.data.copy_(self.t5.weight.data)
+        exact.table.data.copy_(self.table.data)
         exact.slopes = self.slopes.double()
         exact.grad()
         return exact
@@ -88,6 +88,12 @@ class VariantInputs(AttentionInputs):
         return mask, score_mod
 
     @property
+    def table(self) -> Tensor:
+        """The biases of T5, by bucket and head."""
+        (table,) = self.t5.parameters()
+        return table
+
+    @property
     def t5_bias(self) -> Any:
         return self.t5.on_scores(self.t5.prepare(SequenceInfo(self.positions[0], self.tokens), self.inputs[0]))
 
@@ -95,7 +101,7 @@ class VariantInputs(AttentionInputs):
         return flash.flash_attention(*self.inputs, *self.rule(name))
 
     def learned_inputs(self, name: str) -> list[Tensor]:
-        extra: dict[str, list[Tensor]] = {"t5": [self.t5.weight], "softcap and sink logits": [self.sinks]}
+        extra: dict[str, list[Tensor]] = {"t5": [self.table], "softcap and sink logits": [self.sinks]}
         return [*self.inputs, *extra.get(name, [])]
 
     def error(self, name: str, y: Tensor) -> float:
