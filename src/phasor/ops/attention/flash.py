@@ -12,7 +12,7 @@ from phasor.ops import dispatch
 from phasor.ops.attention import intervals
 from phasor.ops.attention.bias import DistanceBias, SumBias
 from phasor.ops.attention.fire_bias import FIREBias
-from phasor.ops.attention.flash_args import FlashArgs
+from phasor.ops.attention.flash_args import FlashArgs, output_dtype
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.relative import ProductBias, products_by_row
 from phasor.ops.attention.score_mod import ScoreMod
@@ -107,7 +107,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         out: Tensor
         out, _, weights = interval_attention(args)
         values = score_mod.relative_values
-        return out if values is None else out + values.average(weights).to(out.dtype)
+        return out.to(q.dtype) if values is None else out + values.average(weights).to(out.dtype)
     return attend_in_pieces(args, mask, score_mod)
 
 
@@ -170,8 +170,8 @@ def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor
 
 @custom_op("phasor::interval_attention")
 def interval_attention(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, the logsumexp of the scores to base 2, float32 `[B, H, Tq]`, and where they are asked for the weights by
-    entry of the table, `[B, H, Tq, distances]`.
+    """Outputs in their `output_dtype`, the logsumexp of the scores to base 2, float32 `[B, H, Tq]`, and where they are
+    asked for the weights by entry of the table, `[B, H, Tq, distances]`.
     """
     from phasor.ops.attention import flash_launch
 
@@ -183,7 +183,7 @@ def _(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
     rows, queries, heads, _ = args.q.shape
     lse = args.q.new_empty((rows, heads, queries), dtype=torch.float32)
     shape = args.table.shape if args.sum_weights and args.table is not None else (0,)
-    return empty_dense(args.q), lse, lse.new_empty(shape)
+    return empty_dense(args.q, output_dtype(args)), lse, lse.new_empty(shape)
 
 
 @custom_op("phasor::interval_attention_backward")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -49,3 +50,8 @@ class FlashArgs(NamedTuple):
     scale: float = 1.0
     softcap: float = 0.0
     sum_weights: bool = False
+
+
+def output_dtype(args: FlashArgs) -> torch.dtype:
+    """That of queries, or float32 with lines: the gradients of a network would show what outputs round away."""
+    return args.q.dtype if args.knots is None else torch.float32

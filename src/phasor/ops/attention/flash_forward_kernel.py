@@ -184,7 +184,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
                     s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, base_s, BLOCK_M, BIAS)
                     ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, base_s, BLOCK_N, BIAS)
                     distance = distances(s_high[:, None], s_low[:, None], ks_high[None, :], ks_low[None, :])
-                    sink_scores, _ = add_bias(
+                    sink_scores, _entry = add_bias(
                         sink_scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS
                     )
                 scores = tl.where((offs_n >= first_key2) & (offs_n <= last_key2), sink_scores, scores)

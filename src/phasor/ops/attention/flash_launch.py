@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phasor.ops.attention.flash_args import FlashArgs
+from phasor.ops.attention.flash_args import FlashArgs, output_dtype
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
@@ -225,7 +225,7 @@ def forward(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
     args = for_kernels(args)
     q, sink_queries, sink_positions = args.q, args.sink_queries, args.sink_positions
     rows, queries, heads, _ = q.shape
-    out = empty_dense(q)
+    out = empty_dense(q, output_dtype(args))
     lse = q.new_empty((rows, heads, queries), dtype=torch.float32)
     shape = args.table.shape if args.sum_weights and args.table is not None else (0,)
     weights = lse.new_full(shape, float("-inf"))
@@ -267,7 +267,8 @@ def backward(
     of rates as `[1, H]`, and those of inverse spans in the place of the sums of queries.
     """
     grad_weights = grad_weights if args.sum_weights else None
-    args, grad = for_kernels(args)._replace(sum_weights=grad_weights is not None), contiguous_features(grad)
+    args = for_kernels(args)._replace(sum_weights=grad_weights is not None)
+    grad = contiguous_features(grad.to(args.q.dtype))
     q, k, v, table = args.q, args.k, args.v, args.table
     layout, strides = flash_layout(args), grad.stride()
     rows, queries, heads, _ = q.shape

@@ -40,7 +40,7 @@ class ChunkLayout:
         self.key_tile, self.value_tile = (max(MIN_TILE, next_power_of_2(n)) for n in (self.key_dim, self.value_dim))
         self.scalars: dict[str, Any] = {
             "num_tokens": self.tokens, "num_heads": heads, "group_size": self.group_size, "KEY_DIM": self.key_dim,
-            "VALUE_DIM": self.value_dim, "CHUNK": CHUNK, "PRECISION": "tf32x3" if self.is_float32 else "tf32",
+            "VALUE_DIM": self.value_dim, "CHUNK": CHUNK, "PRECISION": "ieee" if self.is_float32 else "tf32",
             "HAS_STARTS": args.starts is not None,
         }  # fmt: skip
 
