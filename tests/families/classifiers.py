@@ -8,10 +8,10 @@ from typing import Any
 
 import transformers
 
-from . import encoders, gemma, llama, llama_like, phi, plain
+from . import delta, encoders, gemma, llama, llama_like, phi, plain
 from .cases import Case, Cases
 
-OTHERS = encoders.CASES | gemma.CASES | llama.CASES | llama_like.CASES | phi.CASES | plain.CASES
+OTHERS = delta.CASES | encoders.CASES | gemma.CASES | llama.CASES | llama_like.CASES | phi.CASES | plain.CASES
 
 
 def classifier(family: str, cls: Any, labels: int, **fixed: Any) -> Callable[[random.Random], Case]:
@@ -54,6 +54,7 @@ CASES: Cases = {
         "qwen3": "Qwen3",
         "qwen2_moe": "Qwen2Moe",
         "qwen3_moe": "Qwen3Moe",
+        "qwen3_next": "Qwen3Next",
         "gemma": "Gemma",
         "gemma2": "Gemma2",
         "phi3": "Phi3",

@@ -15,13 +15,16 @@ from .llama_like import FULL, SLIDING, common_fields, eps, hub_case
 def correct(case: Case) -> Case:
     """Corrections of the choice that change it and do not decide it alone."""
 
+    def is_correction(name: str) -> bool:
+        return name.endswith("e_score_correction_bias")
+
     def draw(model: Any) -> None:
         generator = torch.Generator().manual_seed(3)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("e_score_correction_bias"):
+            if is_correction(name):
                 tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
 
-    case.touch = draw
+    case.buffers, case.touch = is_correction, draw
     return case
 
 

@@ -376,7 +376,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "seeds": ([1], {"seed": [1, 2]}, "seed lists 2 seeds for 1 prompts"),
     "options by place": ([1], {"options": 64}, "options must be a GenerationConfig"),
     "start of a decoder": ([1], {"start": 1}, "start is for an encoder-decoder"),
-    "never ending": ([1], {"max_new_tokens": None}, "needs a window in every layer"),
+    "never ending": ([1], {"max_new_tokens": None}, "needs a window or a state in every layer"),
 }
 
 

@@ -171,6 +171,8 @@ class Remembered(Transformer):
 
 
 class Read(list[int]):
+    states: tuple[()] = ()
+
     def crop(self, tokens: int) -> None:
         del self[len(self) - tokens :]
 

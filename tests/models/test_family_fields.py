@@ -204,6 +204,7 @@ NO_FIELDS = set(
     """.split()  # noqa: SIM905
 )
 COMPUTED = {"falcon": {"head_dim"}, "gpt_neox": {"head_dim"}, "modernbert": {"sliding_window"}}
+COMPUTED |= {"deepseek_ocr2_text": {"scale"}}  # of its vision tower
 
 
 @every

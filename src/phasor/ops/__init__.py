@@ -28,6 +28,6 @@ Kernels share one legend of names:
   `BLOCK_K` and `BLOCK_V` are tiles; `IS_DELTA`: the delta rule or retention; `IS_TRANSITION`: tokens write nothing;
   `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token
   writes
-- `USE_... IN_RANGE MAY_BE_EMPTY TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all elements of a
-  launch, so that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
+- `USE_... IN_RANGE MAY_BE_EMPTY ONE_SIDED TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all
+  elements of a launch, so that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
 """

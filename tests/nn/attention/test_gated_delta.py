@@ -65,14 +65,22 @@ def test_it_is_the_formula_of_gated_deltanet():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_packed_documents_are_those_alone_gradients_too(dtype):
-    model, ids, sizes = hybrid().to(dtype), tokens(1, COUNT), [4, 1, 6]
+    ids, sizes = tokens(1, COUNT), [4, 1, 6]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))[None]
-    weight, limit = model.decoder.blocks[0].attention.qkvz.weight, CLOSE if dtype == torch.float32 else SAME
-    packed = model(ids, document_ids=documents)
-    alone = torch.cat([model(piece) for piece in ids.split(sizes, dim=1)], dim=1)
+
+    def results(dtype):
+        """Outputs and gradients, packed and alone."""
+        model = hybrid().to(dtype)
+        weight = model.decoder.blocks[0].attention.qkvz.weight
+        alone = torch.cat([model(piece) for piece in ids.split(sizes, dim=1)], dim=1)
+        both = model(ids, document_ids=documents), alone
+        return [*both, *(torch.autograd.grad(y.square().sum(), weight)[0] for y in both)]
+
+    packed, alone, packed_grad, alone_grad = results(dtype)
+    limit = CLOSE if dtype == torch.float32 else SAME
     assert_close(packed, alone, limit)
-    gradients = [torch.autograd.grad(y.square().sum(), weight)[0] for y in (packed, alone)]
-    assert_close(*gradients, limit)
+    rounding = (alone_grad - results(torch.float64)[3]).abs().max() / alone_grad.abs().max()
+    assert_close(packed_grad, alone_grad, max(limit, 2 * float(rounding)))  # what float32 costs documents alone
 
 
 @pytest.mark.parametrize("real", [slice(4, None), slice(0, 5), [0, 2, 3, 7]], ids=["left", "right", "between"])

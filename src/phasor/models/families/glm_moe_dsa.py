@@ -6,6 +6,7 @@ from typing import Any
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, Field, FieldEntry, Pinned
+from phasor.models.families._latent import LatentSize
 from phasor.models.families.deepseek_v32 import DeepSeekV32
 from phasor.models.fields import Fields
 from phasor.models.layout import SAME
@@ -30,6 +31,7 @@ class GLMMoEDSA(DeepSeekV32):
     fields = DeepSeekV32.fields | {
         "max_position_embeddings": Field("max_length", default=202752),
         "q_lora_rank": Field("attention.q_rank", default=2048),
+        "v_head_dim": LatentSize("attention.value_dim", default=256),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
         "n_group": Field("feedforward.experts.num_groups", default=1),
         "topk_group": Field("feedforward.experts.top_groups", default=1),

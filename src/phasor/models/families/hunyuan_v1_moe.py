@@ -14,7 +14,7 @@ class EveryLayer(Field):
     """A number, or a list that repeats it for every layer."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        value = f.raw(name, self.default)
+        value = f.raw(name, f.raw("num_experts_per_tok", self.default))  # which is another name for it
         if isinstance(value, list) and (len(value) < draft["num_layers"] or len(set(value)) != 1):
             raise ValueError(f"{f.file}: {name} must be one number for every layer, not {json_repr(value)}")
         draft.values |= dict.fromkeys(self.paths, value[0] if isinstance(value, list) else value)

@@ -24,7 +24,7 @@ class ListedExpertLayers(FieldEntry):
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         config, step = draft.config(), f.positive("interleave_moe_layer_step", 1)
-        layers = f.get(name, list(range(step - 1, config.num_layers, step)))
+        layers = f.get(name, [i for i in range(config.num_layers) if (i + 1) % step == 0])
         mixture = config.feedforward.experts
         draft.layers["feedforward.experts"] = [mixture if i in layers else None for i in range(config.num_layers)]
 
