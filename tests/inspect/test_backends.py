@@ -246,3 +246,13 @@ def test_training_in_float8_has_its_own_paths() -> None:
 def test_wrong_arguments_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         phasor.backends(**options)
+
+
+def test_layers_with_a_state_have_their_own_operations() -> None:
+    delta = {"kind": "gated-delta", "num_heads": 4, "num_key_heads": 2, "key_dim": 16, "value_dim": 16}
+    sizes: dict[str, Any] = {"vocab_size": 9, "dim": 32, "num_layers": 4, "num_heads": 2}
+    config = phasor.ModelConfig.from_dict({**sizes, "layers": [{"attention": delta}, {}]})
+    for device, path in (("cpu", "torch, in chunks"), ("cuda", "Triton kernels, in chunks")):
+        found = {(each.op, each.where): each.path for each in phasor.backends(config, device=device, length=64).ops}
+        assert found["gated delta rule", "layers 0, 2"] == path
+        assert {("short convolution", "layers 0, 2"), ("attention", "layers 1, 3")} <= found.keys()

@@ -13,6 +13,7 @@ from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
 from phasor.nn.attention.base import AttentionContext
+from phasor.nn.attention.gated_delta.module import GatedDeltaAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.layer_step import LayerStep
@@ -121,9 +122,31 @@ class Case:
 
     @property
     def softmax(self) -> SoftmaxAttention | None:
-        """The layer's attention where it is softmax attention: others have no dispatch tables."""
+        """The layer's attention where it is softmax attention."""
         attention = self.block.attention
         return attention if isinstance(attention, SoftmaxAttention) else None
+
+    @property
+    def gated_delta(self) -> GatedDeltaAttention | None:
+        """The layer's attention where it is gated delta attention."""
+        attention = self.block.attention
+        return attention if isinstance(attention, GatedDeltaAttention) else None
+
+    @property
+    def gated_delta_args(self) -> tuple[Tensor, ...]:
+        """What the gated delta rule is called with: queries, keys and values, log decays and strengths."""
+        assert self.gated_delta is not None
+        sizes = self.gated_delta.sizes
+        keys = self.tensor(1, sizes.key_heads, self.length, sizes.key)
+        gates = self.tensor(1, sizes.heads, self.length).float()
+        return keys, keys, self.tensor(1, sizes.heads, self.length, sizes.value), gates, gates
+
+    @property
+    def convolution_args(self) -> tuple[Tensor, Tensor]:
+        """What the short convolution before the gated delta rule is called with."""
+        assert self.gated_delta is not None
+        channels, width = self.gated_delta.convolution.shape
+        return self.tensor(1, self.length, channels), self.tensor(channels, width)
 
     @property
     def sparse(self) -> bool:

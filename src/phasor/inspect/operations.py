@@ -19,6 +19,7 @@ from phasor.ops.attention import ATTENTION
 from phasor.ops.cross_entropy import CROSS_ENTROPY
 from phasor.ops.dispatch import Dispatch, Path, supports_all
 from phasor.ops.glu import GLU
+from phasor.ops.linear_attention import CAUSAL_CONVOLUTION, GATED_DELTA
 from phasor.ops.norm import NORM, NormOptions
 from phasor.ops.quantized import QUANTIZED_LINEAR
 from phasor.ops.routing import ROUTING
@@ -86,6 +87,18 @@ OPERATIONS = (
         SPARSE_ATTENTION,
         lambda case: case.cached_attention_args,
         lambda case: case.sparse and case.decodes and case.length > 1,
+    ),
+    Operation(
+        "gated delta rule",
+        GATED_DELTA,
+        lambda case: case.gated_delta_args,
+        lambda case: case.gated_delta is not None,
+    ),
+    Operation(
+        "short convolution",
+        CAUSAL_CONVOLUTION,
+        lambda case: case.convolution_args,
+        lambda case: case.gated_delta is not None,
     ),
     Operation(
         "cross-attention", ATTENTION, lambda case: case.cross_attention_args, lambda case: case.block.cross is not None
