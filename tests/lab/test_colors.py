@@ -92,3 +92,10 @@ def test_chinese_texts_have_one_word_for_tokens():
     for path in PAGE.rglob("*.js"):
         for text in re.findall(r'"([^"\n]*[\u4e00-\u9fff][^"\n]*)"', path.read_text()):
             assert not re.search(r"\btokens?\b", re.sub(r"\{\w+\}", "", text)), text
+
+
+def test_texts_of_figures_name_no_lightness():
+    """What is dark on white is light on black."""
+    for path in (PAGE / "js" / "views").rglob("*.js"):
+        for text in re.findall(r'"([^"\n]*)"', path.read_text(encoding="utf-8")):
+            assert not re.search(r"\b(dark|light|black|white|pale)(er)?\b|颜色|[深浅黑白]色", text), text

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from phasor.config import PositionConfig
 from phasor.lab.codes import build_scheme, nearest_pair
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.schemes import describe_schemes
@@ -67,6 +68,19 @@ def test_clicks_choose_a_position_and_a_scheme(open_page):
     assert visit.page.locator("figcaption", has_text="head 1").is_visible()
 
 
+def test_the_score_card_says_growth_and_what_follows_the_tokens(open_page):
+    visit = open_page("encodings")
+    rows = visit.page.locator(".criteria tbody tr").all()
+    said = {row.locator("th").inner_text(): row.locator("td span").all_text_contents() for row in rows}
+    for card in ENDPOINTS["/api/encodings/criteria"].answer({}):
+        config = PositionConfig.kinds[card["kind"]]()
+        *_, bounded, deterministic = said[NAMES[card["kind"]]]
+        expected = "ends" if card["bounded"]["refused"] else "|x| ≤" if card["bounded"]["holds"] else "grows"
+        assert bounded.startswith(expected), card["kind"]
+        follows = config.follows_input and not config.reads_heads
+        assert (deterministic == "follows the tokens") is follows, card["kind"]
+
+
 def test_mistakes_stand_beside_their_controls(open_page):
     visit = open_page("sources")
     for address, control, words in (
@@ -98,6 +112,15 @@ def test_every_part_is_shown(open_page):
         visit.page.locator(".tabs button").nth(i).press("Enter")
         visit.settle()
         assert visit.page.locator("h1").inner_text() == titles[part]
+
+
+def test_the_title_of_parts_has_the_numbers_of_its_plots(open_page):
+    visit = open_page("parts")
+    title = visit.page.locator("h1").inner_text()
+    for figure in ("Softmax, not divided", "Softmax, divided by √d"):
+        largest = f"{float(download(visit, figure)[1][-1]):.0%}".replace("%", "\u00a0%")
+        assert largest in title
+        assert f"largest {largest}" in visit.page.locator("figcaption", has_text=figure).inner_text()
 
 
 def test_the_curves_of_the_page_are_those_of_the_library(open_page):

@@ -268,3 +268,10 @@ class TwoLooks:
 def test_tokens_that_look_alike_are_told_apart():
     assert texts.distinct_texts(TwoLooks(), [0, 1, 2, 3]) == ["A", "ĠA", "B", "␣"]
     assert texts.distinct_texts(TwoLooks(), [1, 2]) == [" A", "B"]
+
+
+def test_likely_tokens_that_look_alike_are_told_apart():
+    model = Transformer(ModelConfig(**SMALL | {"vocab_size": 4})).eval()
+    model.tokenizer = TwoLooks()
+    reading = texts.forward(model, [0, 2], [], None)
+    assert sorted(each["token"] for each in reading.likely_tokens(-1, 4)) == ["A", "B", "ĠA", "␣"]

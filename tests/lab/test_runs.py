@@ -6,6 +6,7 @@ import os
 import numpy
 import pytest
 
+import phasor
 from phasor import ModelConfig, Transformer
 from phasor.config.recipe import DataConfig, Recipe
 from phasor.evaluation import evaluate_lengths
@@ -59,6 +60,7 @@ def test_a_new_run_appears(run, tmp_path):
 
 def test_runs_are_alike_where_they_are_validated_on_the_same_tokens(tmp_path):
     """And only then: not with another file, tokenizer, row length or task; what changes no loss does not count."""
+    phasor.save(Transformer(ModelConfig(vocab_size=7, dim=8, num_layers=1, num_heads=1)), tmp_path / "source")
     first = Recipe(model={"preset": "llama-2"}, data=DataConfig(train="texts/notes.txt"))
     recipes = {
         "first": first,
@@ -68,6 +70,7 @@ def test_runs_are_alike_where_they_are_validated_on_the_same_tokens(tmp_path):
         "tokens": first.replace(data=first.data.replace(tokenizer="bytes")),
         "length": first.replace(data=first.data.replace(sequence_length=32)),
         "task": first.replace(task="mlm", model={"preset": "bert"}),
+        "tokens of a model": first.replace(init_from=str(tmp_path / "source"), model={}),
     }
     for name, recipe in recipes.items():
         with RunFolder(tmp_path / name, recipe, resume=False) as folder:
