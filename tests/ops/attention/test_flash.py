@@ -415,14 +415,14 @@ def test_kernel_of_cross_attention_whose_padding_sees_nothing():
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("far", [2**40, 2**49 + 3 * 2**23 + 1, 2**61 + 3 * 2**35 + 1])
 @pytest.mark.parametrize("bias", ["slopes", "behind", "fire", "relative_key"])
-def test_bias_with_gaps_between_positions_and_at_large_positions(bias, far):
+def test_bias_with_gaps_between_positions_and_at_large_positions(bias):
     """Distances by position and not by index, exact at any position."""
-    positions = torch.arange(37)[None] * torch.tensor([[3], [1]]) + torch.tensor([[0], [far]])
-    positions[1, 20:] += 5
+    starts = torch.tensor([0, 2**40, 2**49 + 3 * 2**23 + 1, 2**61 + 3 * 2**35 + 1])
+    positions = torch.arange(37)[None] * torch.tensor([3, 1, 1, 1])[:, None] + starts[:, None]
+    positions[1:, 20:] += 5
     assert (intervals.shifts(Mask(causal=True), positions, positions) == intervals.NON_CONTIGUOUS).all()
-    compare(Mask(causal=True), positions=(positions, positions), bias=bias)
+    compare(Mask(causal=True), positions=(positions, positions), bias=bias, rows=4)
 
 
 @pytest.mark.sample(2)
