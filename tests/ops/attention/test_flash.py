@@ -454,13 +454,14 @@ CAPPED = {
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("gap", [0, 2**33, 2**61], ids=["contiguous", "gap", "wide gap"])
 @pytest.mark.parametrize("bias", [None, "slopes", "behind"])
 @pytest.mark.parametrize("name", [*CAPPED, "documents"])
-def test_kernel_with_other_queries_for_sink_tokens(name, bias, gap):
+def test_kernel_with_other_queries_for_sink_tokens(name, bias):
+    """In rows without a gap after the sinks, and with a wide one."""
     mask, keys = CAPPED[name] if name in CAPPED else (cut("sinks-documents"), 37)
-    rows = 1 if name in CAPPED else 2
-    positions = torch.arange(keys)[None] + torch.where(torch.arange(keys) < 8, 0, gap)
+    rows = 3 if name in CAPPED else 2
+    gaps = torch.tensor([0, 2**61 + 3 * 2**35 + 1, 2**33])[:rows, None]
+    positions = torch.arange(keys) + torch.where(torch.arange(keys) < 8, 0, gaps)
     q, sink_q = (normal(rows, keys - mask.offset, 2, 16, seed=s) for s in (1, 6))
     k, v = (normal(rows, keys, 1, 16, seed=s) for s in (2, 3))
     given = DistanceBias(slopes=torch.tensor([0.1, 0.7])) if bias == "slopes" else None
@@ -482,7 +483,9 @@ def test_kernel_with_other_queries_for_sink_tokens(name, bias, gap):
         assert flash.flash_unsupported_reason(q.float(), k.float(), v.float(), mask, score_mod(torch.float32)) is None
         ours = flash.flash_attention(q.float(), k.float(), v.float(), mask, score_mod(torch.float32))
         expected = attention_ref(q, k, v, mask, score_mod(torch.float64))[0]
-    torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
+    exact = torch.ones(q.shape[:2], dtype=torch.bool)
+    exact[1, : max(8 - mask.offset, 0)] = False  # more than 2^48 before the last query, from which kernels count
+    torch.testing.assert_close(ours.double()[exact], expected[exact], rtol=SINGLE, atol=SINGLE)
 
 
 def test_shifts_of_rows_with_contiguous_positions():
