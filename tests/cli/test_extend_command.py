@@ -9,6 +9,9 @@ import pytest
 
 import phasor
 from phasor.cli import main
+from phasor.cli.extend import METHODS
+
+PAGE = Path(__file__).parents[2] / "docs" / "long-context.md"
 
 
 @pytest.fixture
@@ -31,6 +34,14 @@ def test_extend_writes_and_says_what(model: Path, capsys: pytest.CaptureFixture[
     assert (result["max_length"], result["original_length"], result["status"]) == (256, 32, "finished")
     written = json.loads((model.parent / "out-hf/config.json").read_text())
     assert written["rope_parameters"]["long_factor"] == [2.0] * 8
+
+
+@pytest.mark.filterwarnings("ignore:.*needs training")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_that_writes_without_training_is_not_said_to_need_it(model: Path, method: str) -> None:
+    assert main(["extend", str(model), str(model.parent / "out"), "--to", "128", "--method", method]) == 0
+    (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{method}` |")]
+    assert "need" not in METHODS[method] + row
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,8 @@ def nearest_family(why: dict[str, str]) -> str:
     >>> why = {"t5": "its shape is encoder, and not decoder", "phi3": "config.json: a factor of 0.3 is refused"}
     >>> nearest_family(why)
     'phi3'
+    >>> nearest_family({"t5": why["t5"], "gpt2": "it has no norm 'rmsnorm' and no activation 'swiglu'"})
+    'gpt2'
     """
     beginnings = ("transformers", "it would differ", CONFIG, "it has no tensors", "")
     return min(
