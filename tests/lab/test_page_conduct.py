@@ -3,7 +3,18 @@
 import re
 
 import pytest
-from browser import visit
+from browser import PRESENT, visit
+
+PARTS = [f"parts?part={part}" for part in ("activations", "norms", "placements")]
+# The visible texts of an element that are in the language of the page.
+TEXTS = """(main) => {
+  const nodes = document.createTreeWalker(main, NodeFilter.SHOW_TEXT), found = [];
+  while (nodes.nextNode()) {
+    const { parentElement: parent, textContent: text } = nodes.currentNode;
+    if (parent.checkVisibility() && parent.closest("[lang]").lang !== "en") found.push(text);
+  }
+  return found;
+}"""
 
 
 def hold(one, pattern):
@@ -162,3 +173,11 @@ def test_schemes_and_criteria_are_named_in_chinese(open_page):
     labels = one.page.locator(".criteria td b").evaluate_all("(all) => all.map((e) => e.ariaLabel)")
     assert set(labels) == {"符合", "不符合"}
     assert not re.search(r"\bpair\b", one.page.locator("main").inner_text())
+
+
+@pytest.mark.parametrize("address", [*(view for view in PRESENT if view != "sources"), *PARTS])
+def test_chinese_pages_have_no_english_sentences(open_page, address):
+    """But those that are marked as English."""
+    one = open_page(address, language="zh")
+    found = one.page.locator("main").evaluate(TEXTS)
+    assert not [text for text in found if re.search(r"(\b[A-Za-z]{2,}[,:]? ){3,}", text)]
