@@ -270,9 +270,16 @@ def test_a_run_that_a_comparison_did_not_train_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="t5-0 was not written by this comparison, and is left alone"):
         compare(out, schemes="alibi,t5", progress=Silent(), **TASK)
     assert contents(place) == before
-    place.rename(out / "runs" / "alibi-0")
-    (out / "runs" / "alibi-0" / "notes.txt").write_text("mine")
+    mine = tmp_path / "mine"
+    place.rename(mine)
+    (out / "runs" / "alibi-0").symlink_to(mine)
     (out / "measured" / "alibi-0.json").unlink()
+    with pytest.raises(ValueError, match="alibi-0 was not written by this comparison, and is left alone"):
+        compare(out, schemes="alibi", progress=Silent(), **TASK)
+    assert [*contents(mine).values()] == [*before.values()]
+    (out / "runs" / "alibi-0").unlink()
+    mine.rename(out / "runs" / "alibi-0")
+    (out / "runs" / "alibi-0" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds more than a model \(notes\.txt\)"):
         compare(out, schemes="alibi", progress=Silent(), **TASK)
     assert (out / "runs" / "alibi-0" / "notes.txt").read_text() == "mine"

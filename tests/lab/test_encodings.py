@@ -238,6 +238,11 @@ def test_every_scheme_has_a_matrix_of_its_size(kind):
             "position.schemes",
             "FIREConfig.hidden_dim must be at most",
         ),
+        (
+            {"position": {"kind": "combined", "schemes": ["rotary", {"kind": "t5", "max_distance": 2**37}]}},
+            "position.max_distance",
+            "at most 68,719,476,736 here",
+        ),
         ({"position": {"kind": "mrope", "sections": [1] * 64}}, "position", "at most 8 axes"),
         ({"position": "learned", "start": 2000}, "start", "ends after 1,024 positions"),
         ({"dim": 513}, "dim", "at most 512"),
