@@ -378,7 +378,10 @@ def test_broken_json(folder: Path, file: str, text: str) -> None:
 
 def test_an_empty_object_is_no_model(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
-    assert_refuses(folder, "config.json is empty: it has neither Hugging Face's model_type nor fields of phasor")
+    said = "config.json is empty: it has neither Hugging Face's model_type nor fields of phasor"
+    assert_refuses(folder, said)
+    with pytest.raises(ValueError, match=f"^{folder}/{said}$"):
+        phasor.explain(folder)
 
 
 def test_fields_nobody_knows(folder: Path) -> None:
@@ -538,6 +541,20 @@ def test_a_folder_with_a_broken_manifest_is_not_replaced(tmp_path: Path) -> None
         lambda place: phasor.save(speaker(), place),
     ):
         with pytest.raises(ValueError, match=f"has a damaged {MANIFEST}, so that nobody knows what phasor wrote there"):
+            write(tmp_path / "there")
+        assert (tmp_path / "there" / "vocab.json").read_text() == "mine"
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_removed(tmp_path: Path) -> None:
+    """Even one with a name that model folders may have."""
+    phasor.save(speaker(), tmp_path / "mine")
+    phasor.save(speaker(), tmp_path / "there")
+    (tmp_path / "there" / "vocab.json").write_text("mine")
+    for write in (
+        lambda place: phasor.convert(tmp_path / "mine", place),
+        lambda place: phasor.save(speaker(), place),
+    ):
+        with pytest.raises(ValueError, match=r"there holds more than a model \(vocab\.json\)"):
             write(tmp_path / "there")
         assert (tmp_path / "there" / "vocab.json").read_text() == "mine"
 

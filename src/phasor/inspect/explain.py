@@ -10,7 +10,7 @@ from typing import Any
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.positions import RotaryPair
 from phasor.config.schema import check_integer, quote, summary
-from phasor.config.text_files import read_text
+from phasor.config.text_files import from_json, read_text
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
 
@@ -117,7 +117,7 @@ def resolve_model(config: ModelConfig | str | Path, part: str | None = None) -> 
         raise ValueError(f"{config} is {what}{hub_hint(path)}")
     try:
         text = read_text(file)
-        if path.is_dir() and '"model_type"' in text:
+        if path.is_dir() and ('"model_type"' in text or not from_json(text, file)):
             from phasor.checkpoints.load import read_config  # loads torch, which phasor's own files do not need
 
             return str(path), read_config(path)
