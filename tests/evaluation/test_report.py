@@ -76,6 +76,14 @@ def test_charts_are_png_and_svg():
     assert not re.search("#(?!ffffff)[0-9a-f]{6}", svg), "colors are those of the page's theme"
 
 
+def test_no_text_stands_among_the_bars_of_curves():
+    curves = [Curve("yarn", [16, 32], [2.0, 1.9], [0.0, 0.0], [9.0, 9.0])]
+    made = draw_curves(curves, x_label="length", y_label="loss", log_x=True, vertical=(16, Text("trained", "训练")))
+    assert not made.figure.axes[0].texts
+    assert [text.get_text() for text in made.figure.legends[0].get_texts()] == ["yarn", "trained"]
+    assert '<tspan lang="zh-CN">训练</tspan>' in to_svg(made)
+
+
 def test_dots_are_sorted_and_one_far_out_is_at_the_edge():
     ends = [2.0, 5.0, 3.0, 2.5, 2.25, 90.0]
     chart = draw_dots(

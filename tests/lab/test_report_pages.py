@@ -26,7 +26,7 @@ def reports(tmp_path_factory):
     np.save(folder / "ids.npy", np.random.default_rng(0).integers(0, 250, 300))
     evaluate_lengths(model, folder / "ids.npy", lengths="16,32", extensions=["yarn"], out=folder / "lengths")
     evaluate_retrieval(model, "recall", lengths="64,96", extensions="yarn", trials=1, out=folder / "retrieval")
-    compare(folder / "task", task="copy", length=2, rows=4, **COMPARED)
+    compare(folder / "task", task="copy", length=2, rows=4, seeds=2, **COMPARED)
     lines = (json.dumps({"text": f"{number} cats sat on the mat. " * 9}) for number in range(60))
     (folder / "texts.jsonl").write_text("\n".join(lines))
     texts = {"data": str(folder / "texts.jsonl"), "length": 8, "rows": 4, "tokenizer": "bytes", "seeds": 2}
@@ -54,6 +54,10 @@ def test_a_report_reads_in_both_languages_and_themes(chromium, lab, reports, pat
             assert bool(re.search("[\u4e00-\u9fff]", heading)) == (language == "zh"), heading
     if language == "en":
         assert not re.search("[\u4e00-\u9fff]", shown)
+    else:
+        cells = visit.page.locator("td, th").all_inner_texts()
+        english = re.compile(r"\b(factors?|seeds?|to|of|layers?|features|not finite)\b")
+        assert [cell for cell in cells if english.search(cell)] == []
     if width == 1280:
         charts = visit.page.evaluate("[...document.querySelectorAll('figure')].map((f) => [f, f.querySelector('svg')]"
                                      ".map((e) => e.getBoundingClientRect().width))")  # fmt: skip

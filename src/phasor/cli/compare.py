@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,8 @@ def print_task(result: dict[str, Any]) -> None:
     show_text("orders, fewest wrong answers first", [line.en for line in order_lines(result)])
 
 
-def print_table(title: str, heads: list[str], rows: list[list[str]]) -> None:
+def print_table(title: str, heads: list[str], rows: Sequence[Sequence[object]]) -> None:
     table = new_table(title, heads)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(str, row))
     show(table)

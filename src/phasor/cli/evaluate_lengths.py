@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> None:
         if rows:
             table = new_table(title, heads)
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(str, row))
             show(table)
     show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
     how = [describe_orders(result), describe_protocol(result), *describe_factor(result)]

@@ -67,7 +67,7 @@ def run(given: argparse.Namespace) -> None:
             show(table)
         table = new_table(f"{task}: {summary}; all depths", ["model", *lengths])
         for row in length_rows(result, task):
-            table.add_row(*row)
+            table.add_row(*map(str, row))
         show(table)
     show_text("how", [*describe_map(result).en.replace(". ", ".\n").splitlines(), *result["notes"]])
     if hasattr(given, "out"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ BARS = Text(
     "损失随长度的变化；竖线是按文档或行取均值的区间",
 )
 LOSS = Text("loss (nats per token)", "损失（奈特每词元）")
+NOT_FINITE = Text("not finite", "不是有限数")
 
 
 def length_name(length: int) -> str:
@@ -26,26 +27,26 @@ def length_name(length: int) -> str:
     return f"{length // 1024}k" if length % 1024 == 0 else f"{length:,}"
 
 
-def format_interval(interval: dict[str, Any], sign: str = "") -> str:
+def format_interval(interval: dict[str, Any], sign: str = "") -> Text | str:
     """A mean with half the width of its interval, which is symmetric.
 
     >>> format_interval({"estimate": 2.5, "high": 2.75}), format_interval({"estimate": 2.5, "high": None}, "+")
     ('2.5000 ± 0.2500', '+2.5000')
     """
     if interval["estimate"] is None:
-        return "not finite"
+        return NOT_FINITE
     width = "" if interval["high"] is None else f" ± {interval['high'] - interval['estimate']:.4f}"
     return f"{round(interval['estimate'], 4) + 0.0:{sign}.4f}{width}"
 
 
-def table_rows(result: Result, column: str) -> list[list[str]]:
+def table_rows(result: Result, column: str) -> list[list[Text | str]]:
     """A row of cells per model: its name with the factor of its extension, then one cell per length."""
     sign = "+" if column == "difference" else ""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         by_name.setdefault(row["extension"], []).append(row)
     return [
-        [f"{name}{factor_of(rows)}", *(format_interval(row[column], sign) for row in rows)]
+        [name_with_factor(name, (row["factor"] for row in rows)), *(format_interval(row[column], sign) for row in rows)]
         for name, rows in by_name.items()
         if column != "difference" or name != result["baseline"]
     ]
@@ -59,13 +60,19 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def factor_of(rows: list[dict[str, Any]]) -> str:
+def name_with_factor(name: str, every: Iterable[float | None]) -> Text:
     """
-    >>> factor_of([{"factor": 4.0}, {"factor": 4.0}]), factor_of([{"factor": 1.0}, {"factor": 2.0}])
-    (' (factor 4)', ' (factors 1, 2)')
+    >>> name_with_factor("yarn", [4.0, 4.0])
+    Text(en='yarn (factor 4)', zh='yarn（因子 4）')
+    >>> str(name_with_factor("yarn", [1.0, 2.0])), str(name_with_factor("own", [None]))
+    ('yarn (factors 1, 2)', 'own')
     """
-    factors = list(dict.fromkeys(f"{row['factor']:g}" for row in rows if row["factor"] is not None))
-    return f" (factor{'s' * (len(factors) > 1)} {', '.join(factors)})" if factors else ""
+    factors = list(dict.fromkeys(f"{factor:g}" for factor in every if factor is not None))
+    if not factors:
+        return Text(name, name)
+    return Text(
+        f"{name} (factor{'s' * (len(factors) > 1)} {', '.join(factors)})", f"{name}（因子 {'、'.join(factors)}）"
+    )
 
 
 def order_lines(result: Result) -> list[Text]:

@@ -17,7 +17,7 @@ from phasor.evaluation.compare.settings import CompareSettings, check_compare_se
 from phasor.evaluation.compare.state import ComparisonFolder
 from phasor.evaluation.compare.texts import check_schemes, measure_run, prepare_texts, scheme_recipe, train_recipe
 from phasor.evaluation.lengths_report import plural
-from phasor.evaluation.report import Page, provenance, write_report
+from phasor.evaluation.report import Page, Text, provenance, write_report
 from phasor.generation.translation import Progress
 from phasor.training.progress import TrainingProgress
 
@@ -168,6 +168,7 @@ def write_comparison(folder: Path, result: dict[str, Any], first: Callable[[Page
     charts = text_charts(result) if on_text else task_charts(result)
     page = (text_page if on_text else task_page)(result, {name: svg for name, (_, svg) in charts.items()}, first)
     pictures = {f"{name}.png": png for name, (png, _) in charts.items()}
-    html = page.provenance(result["provenance"]).html()
+    named = {"model": Text(result["model"], result["model_zh"])}
+    html = page.provenance(result["provenance"] | named).html()
     data = json.dumps(result, indent=2)
     write_report(folder, {TEXT_FILE if on_text else TASK_FILE: data, **pictures, PAGE: html}, "comparison")

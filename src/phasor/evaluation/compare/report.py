@@ -11,18 +11,19 @@ from phasor.data.tasks import TASKS
 from phasor.evaluation.lengths_report import (
     BARS,
     LOSS,
+    NOT_FINITE,
     ORDERS,
     add_models,
     both_notes,
     describe_orders,
     describe_protocol,
     draw_losses,
-    factor_of,
     find_apart,
     format_interval,
     join_names,
     length_name,
     loss_headline,
+    name_with_factor,
     order_lines,
     plural,
 )
@@ -43,7 +44,7 @@ Result = dict[str, Any]
 Sections = Callable[[Page], Page]  # adds sections to a page
 
 
-def loss_rows(result: Result, column: str = "loss") -> list[list[str]]:
+def loss_rows(result: Result, column: str = "loss") -> list[list[Text | str]]:
     """A row of cells per model: its name, then one cell per length."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
@@ -54,33 +55,39 @@ def loss_rows(result: Result, column: str = "loss") -> list[list[str]]:
     sign = "" if column == "loss" else "+"
     skipped = 1 if column == "change" else 0
     return [
-        [f"{name}{factor_of(rows)}", *(format_interval(row[column], sign) for row in rows[skipped:])]
+        [
+            name_with_factor(name, (row["factor"] for row in rows)),
+            *(format_interval(row[column], sign) for row in rows[skipped:]),
+        ]
         for name, rows in by_name.items()
         if rows[0][column] is not None
     ]
 
 
-def format_spread(values: list[float | None], digits: int = 4) -> str:
+def format_spread(values: list[float | None], digits: int = 4) -> Text:
     """
-    >>> format_spread([2.5, 2.25, 2.75]), format_spread([2.5, None])
+    >>> str(format_spread([2.5, 2.25, 2.75])), str(format_spread([2.5, None]))
     ('2.2500 to 2.7500', 'not finite')
     """
     if any(value is None for value in values):
-        return "not finite"
+        return NOT_FINITE
     known = [value for value in values if value is not None]
-    return f"{min(known):.{digits}f} to {max(known):.{digits}f}"
+    low, high = (f"{end(known):.{digits}f}" for end in (min, max))
+    return Text(f"{low} to {high}", f"{low} 至 {high}")
 
 
-def exact_rows(result: Result) -> list[list[str]]:
+def exact_rows(result: Result) -> list[list[Text | str]]:
     """A row of cells per scheme: its name, then the share of exact answers at each size."""
-    rows = []
+    rows: list[list[Text | str]] = []
     for name in result["schemes"]:
         cells = []
         for row in (row for row in result["rows"] if row["scheme"] == name):
             exact = row["exact"]
-            spread = f", seeds {format_spread([100 * s for s in row['seeds']], 0)}" if result["seeds"] > 1 else ""
             share, low, high = (100 * exact[end] for end in ("estimate", "low", "high"))
-            cells.append(f"{share:.0f} % [{low:.0f}, {high:.0f}]{spread}")
+            cell = f"{share:.0f} % [{low:.0f}, {high:.0f}]"
+            spread = format_spread([100 * s for s in row["seeds"]], 0)
+            several = Text(f"{cell}, seeds {spread.en}", f"{cell}，随机种子 {spread.zh}")
+            cells.append(several if result["seeds"] > 1 else Text(cell, cell))
         rows.append([name, *cells])
     return rows
 

@@ -101,7 +101,7 @@ def draw_curves(
     markers: bool = True,
     vertical: tuple[float, Text | str] | None = None,
 ) -> Chart:
-    """Curves in one panel, with their intervals as bars; `vertical` is a labeled line, such as the trained length."""
+    """Curves in one panel, with their intervals as bars; `vertical` is a named line, such as the trained length."""
     from matplotlib.transforms import ScaledTranslation
 
     chart = Chart(11, 5)
@@ -123,19 +123,16 @@ def draw_curves(
             axes.update_datalim([end for end in ends if all(map(math.isfinite, end))])
     axes.autoscale_view()
     if vertical is not None:
-        axes.axvline(vertical[0], color=light_color("soft"), linewidth=1, linestyle=":")
-        axes.annotate(
-            chart.english(vertical[1]), (vertical[0], 0.5), (-3, 0), xycoords=("data", "axes fraction"),
-            textcoords="offset points", rotation=90, ha="right", va="center", fontsize=10, color=light_color("soft"),
-        )  # fmt: skip
+        label = chart.english(vertical[1])  # in the legend: beside the line it would be among the bars
+        axes.axvline(vertical[0], color=light_color("soft"), linewidth=1, linestyle=":", label=label)
     if x_ticks is not None:
         axes.set_xticks([x for x, _ in x_ticks], [label for _, label in x_ticks])
         axes.minorticks_off()
     axes.grid(axis="y", color=light_color("line"))
-    if len(curves) > 1:  # in the order of the curves' ends
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:  # in the order of the curves' ends
         last = [curve.y[-1] if len(curve.y) and math.isfinite(curve.y[-1]) else -math.inf for curve in curves]
-        handles, labels = axes.get_legend_handles_labels()
-        order = sorted(range(len(curves)), key=lambda i: -last[i])
+        order = [*sorted(range(len(curves)), key=lambda i: -last[i]), *range(len(curves), len(handles))]
         named = {"handles": [handles[i] for i in order], "labels": [labels[i] for i in order]}
         figure.legend(**named, fontsize=10, frameon=False, handlelength=3.2, loc="outside right upper")
     return chart

@@ -62,10 +62,17 @@ speak(navigator.language.startsWith("zh") ? "zh-CN" : "en");
 
 
 class Text(NamedTuple):
-    """A text in both languages."""
+    """A text in both languages; as a string it is the English one.
+
+    >>> f"{Text('loss', '损失')}"
+    'loss'
+    """
 
     en: str
     zh: str
+
+    def __str__(self) -> str:
+        return self.en
 
 
 @functools.cache
@@ -201,5 +208,4 @@ def is_number(value: Any) -> bool:
     >>> is_number(3), is_number("-0.2 [-0.3, -0.1]"), is_number("yarn"), is_number("4k")
     (True, True, False, True)
     """
-    text = value.en if isinstance(value, Text) else str(value)
-    return text.lstrip("-+\N{MINUS SIGN}")[:1].isdecimal()
+    return str(value).lstrip("-+\N{MINUS SIGN}")[:1].isdecimal()

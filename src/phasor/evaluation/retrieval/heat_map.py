@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phasor.evaluation.lengths_report import both_notes, length_name
+from phasor.evaluation.lengths_report import both_notes, length_name, name_with_factor
 from phasor.evaluation.report import Chart, Page, Text, chinese, light_color, to_png, to_svg
 
 Result = dict[str, Any]
@@ -41,7 +41,7 @@ def share(cell: dict[str, Any]) -> str:
     return f"{100 * cell['correct'] / cell['trials']:.0f} % ({cell['log_probability']:.2f})"
 
 
-def length_rows(result: Result, task: str) -> list[list[str]]:
+def length_rows(result: Result, task: str) -> list[list[Text | str]]:
     """A row per extension of a task: its name, then the share over all depths with its interval, at each length."""
     found = {(c["extension"], c["length"]): c for c in result["all_depths"] if c["task"] == task}
     return [
@@ -50,9 +50,8 @@ def length_rows(result: Result, task: str) -> list[list[str]]:
     ]
 
 
-def model_name(result: Result, extension: str) -> str:
-    factor = result["factors"][extension]
-    return extension if factor is None else f"{extension} (factor {factor:g})"
+def model_name(result: Result, extension: str) -> Text:
+    return name_with_factor(extension, [result["factors"][extension]])
 
 
 def describe_map(result: Result) -> Text:
@@ -92,7 +91,7 @@ def chart(result: Result) -> tuple[bytes, str]:
     lengths, depths = result["lengths"], result["depths"]
     columns = min(COLUMNS, len(names))
     lines = [(task, names[start : start + columns]) for task in tasks for start in range(0, len(names), columns)]
-    letters = max(map(len, [*tasks, *(model_name(result, name) for name in names)]))
+    letters = max(map(len, [*tasks, *(model_name(result, name).en for name in names)]))
     width = max(WIDTH * len(lengths), LETTER * letters)  # of a panel, so that titles do not run into each other
     size = columns * (width + 0.4) + 1.6, len(lines) * (HEIGHT * len(depths) + 0.9) + 0.4
     drawn = Chart(max(4.5, size[0]), max(2.4, size[1]))
@@ -115,7 +114,7 @@ def chart(result: Result) -> tuple[bytes, str]:
                 for x, value in enumerate(line):
                     color = "#111111" if value >= DARK else "#ffffff"
                     axes.text(x + 0.5, y + 0.5, f"{100 * value:.0f}", ha="center", va="center", color=color, fontsize=9)
-            axes.set_title(f"{task}\n{model_name(result, name)}", loc="left", fontsize=10)
+            axes.set_title(f"{task}\n{drawn.english(model_name(result, name))}", loc="left", fontsize=10)
     figure.supxlabel(drawn.english(Text("length, tokens", "长度，词元")), fontsize=10)
     figure.supylabel(drawn.english(Text("depth of the needle", "目标的深度")), fontsize=10)
     named = drawn.english(Text("exact match", "完全匹配"))
@@ -149,7 +148,7 @@ def page(result: Result, svg: str) -> str:
                 depth_rows(result, task, name),
                 Text(
                     f"{model}: exact match, and the mean log-probability of the answer in nats",
-                    f"{model}：完全匹配，以及答案的平均对数概率（奈特）",
+                    f"{model.zh}：完全匹配，以及答案的平均对数概率（奈特）",
                 ),
             )
     if result["notes"]:
