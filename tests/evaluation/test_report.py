@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 
 import pytest
@@ -22,6 +23,7 @@ from phasor.evaluation.report import (
     to_svg,
     write_report,
 )
+from phasor.files import lock_folder
 
 TINY = {"dim": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 50}
 
@@ -141,6 +143,19 @@ def test_reports_that_are_written_at_once_are_each_whole(tmp_path):
     assert [process.wait() for process in running] == [0] * 2
     assert (tmp_path / "report" / "a.json").read_text() == (tmp_path / "report" / "b.html").read_text()
     assert [report.wrong for report in phasor.verify(tmp_path / "report")] == [[]]
+
+
+def test_a_report_waits_for_another_that_is_being_written(tmp_path):
+    folder = tmp_path / "report"
+    write_report(folder, {"a.json": "1"})
+    thread = threading.Thread(target=write_report, args=(folder, {"a.json": "2"}))
+    with lock_folder(folder):
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+        assert (folder / "a.json").read_text() == "1"
+    thread.join()
+    assert (folder / "a.json").read_text() == "2"
 
 
 def test_folders_that_cannot_be_written_are_refused_first(tmp_path):
