@@ -66,8 +66,8 @@ def run(given: argparse.Namespace) -> None:
                 table.add_row(*row)
             show(table)
         table = new_table(f"{task}: {summary}; all depths", ["model", *lengths])
-        for row in length_rows(result, task):
-            table.add_row(*map(str, row))
+        for cells in length_rows(result, task):
+            table.add_row(*map(str, cells))
         show(table)
     show_text("how", [*describe_map(result).en.replace(". ", ".\n").splitlines(), *result["notes"]])
     if hasattr(given, "out"):
