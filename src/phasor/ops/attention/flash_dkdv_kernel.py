@@ -77,13 +77,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
     kv_head = pid // blocks % num_kv_heads
     batch = (pid // blocks // num_kv_heads).to(tl.int64)
     offs_n = block_id * BLOCK_N + tl.arange(0, BLOCK_N)
-    base, shift, k_high, k_low = 0, 0, offs_n, offs_n
+    shift, k_high, k_low = 0, offs_n, offs_n
     if BIAS != NO_BIAS:
         q_pos_ptr += batch * stride_qposb + kv_head * group_size * stride_qposh
         k_pos_ptr += batch * stride_kposb + kv_head * group_size * stride_kposh
-        if BIAS != SUMS:
-            base = tl.load(q_pos_ptr + num_queries - 1)
-        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS)
+        k_high, k_low = load_positions(k_pos_ptr, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
     if BIAS != NO_BIAS and BIAS != SUMS and BIAS != LINES:
         shift = tl.load(shifts_ptr + batch * stride_shiftsb)
     if BIAS == LINES:
@@ -122,13 +120,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
         kq = tl.dot(k, tl.trans(q), input_precision="ieee")
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
-            k_high, k_low = load_positions(
-                k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
-            )
+            k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
         scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M, BIAS)
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None], BIAS)
             inverse_span, query_range = load_spans(
                 spans_ptr + batch * stride_spansb, q_pos_ptr, start, num_queries, BLOCK_M
             )
@@ -139,7 +135,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
         elif BIAS >= LINEAR:
             high, low = load_place(k_pos_ptr + head * stride_kposh, high_key, num_keys, BIAS)
             scores, distance, own = add_query_bias(
-                scores, q_pos_ptr + head * stride_qposh, table_ptr, start, num_queries, base, k_high, k_low, offs_n,
+                scores, q_pos_ptr + head * stride_qposh, table_ptr, start, num_queries, k_high, k_low, offs_n,
                 shift, slope, curve_param, high, low, high_key, min_distance, num_distances, BLOCK_M, BIAS, ONE_SIDED,
                 False,
             )  # fmt: skip
@@ -182,13 +178,11 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
         row_ptrs = table_ptr
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
-            k_high, k_low = load_positions(
-                k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, base, BLOCK_N, BIAS
-            )
+            k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
         scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M, BIAS)
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None], BIAS)
             inverse_span, query_range = load_spans(
                 spans_ptr + batch * stride_spansb, q_pos_ptr, start, num_queries, BLOCK_M
             )
@@ -203,7 +197,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
                     num_distances, USE_ROWS,
                 )  # fmt: skip
             scores, distance, _ = add_query_bias(
-                scores, q_pos_ptr + head * stride_qposh, row_ptrs, start, num_queries, base, k_high, k_low, offs_n,
+                scores, q_pos_ptr + head * stride_qposh, row_ptrs, start, num_queries, k_high, k_low, offs_n,
                 shift, slope, curve_param, 0.0, 0.0, 0, min_distance, num_distances, BLOCK_M, BIAS, False,
                 TWO_INTERVALS,
             )  # fmt: skip

@@ -85,7 +85,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
         row_ptrs = table_rows(table_ptr, batch, head, offs_m[:, None], num_queries, num_heads, num_distances, USE_ROWS)
     if BIAS == LINES:
         table_ptr += head * num_distances
-    base, q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
+    q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, row_ptrs, head, block_id * BLOCK_M, offs_m, num_queries,
         num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
     if ONE_SIDED:
         own_lse -= query_part(q_high, q_low, (offs_m + shift)[:, None], high, low, place, shift, slope, BIAS)
     if BIAS == SUMS and ONE_SIDED:  # read one tile ahead
-        sums = load_positions(k_pos_ptr, unmasked[0], num_keys, 0, BLOCK_N, BIAS)
+        sums = load_positions(k_pos_ptr, unmasked[0], num_keys, BLOCK_N, BIAS)
         column = key_part(sums[0], sums[1], 0, high, low, place, slope, BIAS)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
@@ -142,19 +142,19 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS == SUMS and ONE_SIDED:
-            following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, 0, BLOCK_N, BIAS)
+            following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, BLOCK_N, BIAS)
             scores += column[None, :]
             column = key_part(following[0], following[1], 0, high, low, place, slope, BIAS)
         elif BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
             key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
             scores, share, first, last = add_lines(
                 scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
             )
         elif BIAS >= LINEAR:
             scores, distance = add_key_bias(
-                scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
                 high, low, place, min_distance, num_distances, BLOCK_N, BIAS, ONE_SIDED, False,
             )  # fmt: skip
         elif BIAS == TABLE:
@@ -191,15 +191,15 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
             key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
             scores, share, first, last = add_lines(
                 scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
             )
         elif BIAS != NO_BIAS:
             scores, distance = add_key_bias(
-                scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
                 high, low, place, min_distance, num_distances, BLOCK_N, BIAS, False, TWO_INTERVALS,
             )  # fmt: skip
         visible = visible_keys(

@@ -73,7 +73,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         row_ptrs = table_rows(table_ptr, batch, head, offs_m[:, None], num_queries, num_heads, num_distances, USE_ROWS)
     if BIAS == LINES:
         table_ptr += head * num_distances
-    base, q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
+    q_high, q_low, slope, curve_param, shift, bias_ahead, bias_behind = query_bias(
         q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, row_ptrs, head, block_id * BLOCK_M, offs_m, num_queries,
         num_distances, BLOCK_M, BIAS,
     )  # fmt: skip
@@ -116,7 +116,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         own = tl.sum(query_part(q_high, q_low, (offs_m + shift)[:, None], high, low, place, shift, slope, BIAS), 1)
         m_i -= own
     if BIAS == SUMS and ONE_SIDED:  # read one tile ahead
-        sums = load_positions(k_pos_ptr, unmasked[0], num_keys, 0, BLOCK_N, BIAS)
+        sums = load_positions(k_pos_ptr, unmasked[0], num_keys, BLOCK_N, BIAS)
         column = key_part(sums[0], sums[1], 0, high, low, place, slope, BIAS)
     for t in range(unmasked[1] + unmasked[3]):
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
@@ -124,19 +124,19 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS == SUMS and ONE_SIDED:
-            following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, 0, BLOCK_N, BIAS)
+            following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, BLOCK_N, BIAS)
             scores += column[None, :]
             column = key_part(following[0], following[1], 0, high, low, place, slope, BIAS)
         elif BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
             key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
             scores, _, _, _ = add_lines(
                 scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
             )
         elif BIAS >= LINEAR:
             scores, _ = add_key_bias(
-                scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
                 high, low, place, min_distance, num_distances, BLOCK_N, BIAS, ONE_SIDED, False,
             )  # fmt: skip
         elif BIAS == TABLE:
@@ -161,15 +161,15 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
+            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
             key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
             scores, _, _, _ = add_lines(
                 scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
             )
         elif BIAS != NO_BIAS:
             scores, entry = add_key_bias(
-                scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+                scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
                 high, low, place, min_distance, num_distances, BLOCK_N, BIAS, False, TWO_INTERVALS or BIAS == TABLE,
             )  # fmt: skip
         if HAS_SINK_QUERIES:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
@@ -180,10 +180,9 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
                 qk = tl.dot(sink_q, tl.trans(k), input_precision="ieee")
                 sink_scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
                 if BIAS != NO_BIAS:
-                    base_s = tl.load(sink_pos_ptr + num_queries - 1)
-                    s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, base_s, BLOCK_M, BIAS)
-                    ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, base_s, BLOCK_N, BIAS)
-                    distance = distances(s_high[:, None], s_low[:, None], ks_high[None, :], ks_low[None, :])
+                    s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, BLOCK_M, BIAS)
+                    ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
+                    distance = distances(s_high[:, None], s_low[:, None], ks_high[None, :], ks_low[None, :], BIAS)
                     sink_scores, _entry = add_bias(
                         sink_scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS
                     )

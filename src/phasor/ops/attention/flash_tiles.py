@@ -66,29 +66,25 @@ def load_tile(ptr, start, stride, limit, BLOCK: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def load_positions(ptr, start, limit, base, BLOCK: tl.constexpr, BIAS: tl.constexpr):
-    """Positions of 64 bits from `base` on, each as a float and the rest that it rounds away: exact up to 2^48.
-
-    Sums are given as such pairs.
-    """
+def load_positions(ptr, start, limit, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """Positions, int64 and twice; or sums, which are given as pairs: each a float and the rest that it rounds away."""
     offs = start + tl.arange(0, BLOCK)
+    high = tl.load(ptr + offs, mask=offs < limit, other=0)
+    low = high
     if BIAS == SUMS:
-        high = tl.load(ptr + offs, mask=offs < limit, other=0.0)
-        low = tl.load(ptr + limit + offs, mask=offs < limit, other=0.0)
-    else:
-        position = tl.where(offs < limit, tl.load(ptr + offs, mask=offs < limit, other=0) - base, 0)
-        high = position.to(tl.float32)
-        low = (position - high.to(tl.int64)).to(tl.float32)
+        low = tl.load(ptr + limit + offs, mask=offs < limit, other=0)
     return high, low
 
 
 @triton.jit
-def distances(query_high, query_low, key_high, key_low):
-    """Query positions minus key positions: exact up to 2^24, and to float32's precision beyond.
-
-    At any positions, where the queries of a row are within 2^48 of the last, from which positions are counted.
-    """
-    return (query_high - key_high) + (query_low - key_low)
+def distances(query_high, query_low, key_high, key_low, BIAS: tl.constexpr):
+    """Queries minus keys, rounded once: as float32, or for a table as integers."""
+    if BIAS == SUMS:
+        return (query_high - key_high) + (query_low - key_low)
+    elif BIAS == TABLE:
+        return query_high - key_high
+    else:
+        return (query_high - key_high).to(tl.float32)
 
 
 @triton.jit
@@ -113,7 +109,7 @@ def query_part(q_high, q_low, q_index, high, low, place, shift, slope, BIAS: tl.
     With `key_part` it is all of the bias, where positions are contiguous; else that is added as a whole.
     """
     if BIAS == SUMS:
-        part = slope * distances(q_high, q_low, high, low)
+        part = slope * distances(q_high, q_low, high, low, BIAS)
     else:
         part = tl.where(shift == NON_CONTIGUOUS, 0.0, slope * (place - q_index).to(tl.float32))
     return part
@@ -122,11 +118,11 @@ def query_part(q_high, q_low, q_index, high, low, place, shift, slope, BIAS: tl.
 @triton.jit
 def key_part(k_high, k_low, k_index, high, low, place, slope, BIAS: tl.constexpr):
     """The bias between keys and a place, given by its sum and its index, that does not come before them."""
-    return slope * (distances(high, low, k_high, k_low) if BIAS == SUMS else (k_index - place).to(tl.float32))
+    return slope * (distances(high, low, k_high, k_low, BIAS) if BIAS == SUMS else (k_index - place).to(tl.float32))
 
 
 @triton.jit
-def add_key_bias(scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_low, offs_m, shift, slope, curve_param,
+def add_key_bias(scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
                  high, low, place, min_distance, num_distances, BLOCK_N: tl.constexpr, BIAS: tl.constexpr,
                  ONE_SIDED: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
     """Scores of a block of queries and the keys from `start` on with their bias, and the distances or table's entries.
@@ -136,8 +132,8 @@ def add_key_bias(scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_l
     """
     offs_n = tl.arange(0, BLOCK_N)
     if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
-        k_high, k_low = load_positions(k_pos_ptr, start, num_keys, base, BLOCK_N, BIAS)
-        distance = distances(q_high, q_low, k_high[None, :], k_low[None, :])
+        k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
+        distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
         scores, distance = add_bias(scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS)
     else:
         first = offs_m + shift - start
@@ -158,7 +154,7 @@ def add_key_bias(scores, k_pos_ptr, row_ptrs, start, num_keys, base, q_high, q_l
 
 
 @triton.jit
-def add_query_bias(scores, q_pos_ptr, row_ptrs, start, num_queries, base, k_high, k_low, offs_n, shift, slope,
+def add_query_bias(scores, q_pos_ptr, row_ptrs, start, num_queries, k_high, k_low, offs_n, shift, slope,
                    curve_param, high, low, place, min_distance, num_distances, BLOCK_M: tl.constexpr,
                    BIAS: tl.constexpr, ONE_SIDED: tl.constexpr, TWO_INTERVALS: tl.constexpr):  # fmt: skip
     """As `add_key_bias`, of the queries from `start` on and a block of keys `[BLOCK_N, BLOCK_M]`; and ONE_SIDED the
@@ -167,13 +163,13 @@ def add_query_bias(scores, q_pos_ptr, row_ptrs, start, num_queries, base, k_high
     offs_m = tl.arange(0, BLOCK_M)
     part = tl.zeros([BLOCK_M], tl.float32)
     if BIAS == SUMS or TWO_INTERVALS or shift == NON_CONTIGUOUS:
-        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M, BIAS)
         if ONE_SIDED and BIAS == SUMS:
             distance = offs_m.to(tl.float32)[None, :]
             scores += key_part(k_high, k_low, offs_n, high, low, place, slope, BIAS)[:, None]
             part = query_part(q_high, q_low, offs_m, high, low, place, shift, slope, BIAS)
         else:
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None])
+            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None], BIAS)
             scores, distance = add_bias(
                 scores, distance, row_ptrs, slope, curve_param, min_distance, num_distances, BIAS
             )  # fmt: skip
@@ -284,21 +280,18 @@ def query_bias(q_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, row_ptrs, he
                num_distances, BLOCK_M: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """What the bias of a block of queries needs, from pointers to its row of the batch and to its rows of a table.
 
-    The position of the row's last query, and those of the block from there on, as `load_positions` gives them; the
-    slope and the parameter of its curve; the shift between positions and offsets; and the entries of the table for keys
-    that are far ahead and far behind.
+    Its positions, as `load_positions` gives them; the slope and the parameter of its curve; the shift between positions
+    and offsets; and the entries of the table for keys that are far ahead and far behind.
     """
-    base, q_high, q_low, shift, bias_ahead, bias_behind = 0, offs_m, offs_m, 0, 0.0, 0.0
+    q_high, q_low, shift, bias_ahead, bias_behind = offs_m, offs_m, 0, 0.0, 0.0
     if BIAS != NO_BIAS:
-        if BIAS != SUMS:
-            base = tl.load(q_pos_ptr + num_queries - 1)
-        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, base, BLOCK_M, BIAS)
+        q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M, BIAS)
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     if BIAS != NO_BIAS and BIAS != SUMS and BIAS != LINES:
         shift = tl.load(shifts_ptr)
     if BIAS == TABLE:
         bias_ahead, bias_behind = tl.load(row_ptrs), tl.load(row_ptrs + num_distances - 1)
-    return base, q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
+    return q_high[:, None], q_low[:, None], slope, curve_param, shift, bias_ahead, bias_behind
 
 
 @triton.jit
