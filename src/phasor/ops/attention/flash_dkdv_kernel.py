@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from phasor.ops.attention.flash_lines import add_lines, load_key_range, load_spans
+from phasor.ops.attention.flash_lines import add_query_lines, load_key_range
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
     LINES,
@@ -16,7 +16,6 @@ from phasor.ops.attention.flash_tiles import (
     TABLE,
     add_query_bias,
     clamp,
-    distances,
     load_place,
     load_positions,
     load_slope,
@@ -123,14 +122,9 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
             k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
         scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M, BIAS)
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None], BIAS)
-            inverse_span, query_range = load_spans(
-                spans_ptr + batch * stride_spansb, q_pos_ptr, start, num_queries, BLOCK_M
-            )
-            scores, _, _, _ = add_lines(
-                scores, distance, inverse_span[None, :], curve_param, query_range, key_range, knots, knots_ptr,
-                table_ptr + (kv_head * group_size + head) * num_distances,
+            scores = add_query_lines(
+                scores, q_pos_ptr, spans_ptr + batch * stride_spansb, start, num_queries, k_high, curve_param,
+                key_range, knots, knots_ptr, table_ptr + (kv_head * group_size + head) * num_distances, BLOCK_M,
             )  # fmt: skip
         elif BIAS >= LINEAR:
             high, low = load_place(k_pos_ptr + head * stride_kposh, high_key, num_keys, BIAS)
@@ -181,14 +175,9 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
             k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
         scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            q_high, q_low = load_positions(q_pos_ptr, start, num_queries, BLOCK_M, BIAS)
-            distance = distances(q_high[None, :], q_low[None, :], k_high[:, None], k_low[:, None], BIAS)
-            inverse_span, query_range = load_spans(
-                spans_ptr + batch * stride_spansb, q_pos_ptr, start, num_queries, BLOCK_M
-            )
-            scores, _, _, _ = add_lines(
-                scores, distance, inverse_span[None, :], curve_param, query_range, key_range, knots, knots_ptr,
-                table_ptr + (kv_head * group_size + head) * num_distances,
+            scores = add_query_lines(
+                scores, q_pos_ptr, spans_ptr + batch * stride_spansb, start, num_queries, k_high, curve_param,
+                key_range, knots, knots_ptr, table_ptr + (kv_head * group_size + head) * num_distances, BLOCK_M,
             )  # fmt: skip
         elif BIAS != NO_BIAS:
             if BIAS == TABLE:

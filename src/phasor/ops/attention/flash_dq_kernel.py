@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 
 from phasor.ops.attention.flash_lines import (
+    add_key_lines,
     add_line_gradients,
-    add_lines,
     add_to_line,
-    load_key_range,
     load_spans,
 )
 from phasor.ops.attention.flash_tiles import (
@@ -24,7 +23,6 @@ from phasor.ops.attention.flash_tiles import (
     add_key_bias,
     curve,
     curve_derivative,
-    distances,
     key_part,
     key_segments,
     load_place,
@@ -146,12 +144,10 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
             scores += column[None, :]
             column = key_part(following[0], following[1], 0, high, low, place, slope, BIAS)
         elif BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
-            key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
-            scores, share, first, last = add_lines(
-                scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
-            )
+            scores, distance, share, first, last = add_key_lines(
+                scores, k_pos_ptr, start, num_keys, q_high, inverse_span, curve_param, query_range, knots, knots_ptr,
+                table_ptr, BLOCK_N,
+            )  # fmt: skip
         elif BIAS >= LINEAR:
             scores, distance = add_key_bias(
                 scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
@@ -191,12 +187,10 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
-            key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
-            scores, share, first, last = add_lines(
-                scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
-            )
+            scores, distance, share, first, last = add_key_lines(
+                scores, k_pos_ptr, start, num_keys, q_high, inverse_span, curve_param, query_range, knots, knots_ptr,
+                table_ptr, BLOCK_N,
+            )  # fmt: skip
         elif BIAS != NO_BIAS:
             scores, distance = add_key_bias(
                 scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from phasor.ops.attention.flash_lines import add_lines, load_key_range, load_spans
+from phasor.ops.attention.flash_lines import add_key_lines, load_spans
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
     LINES,
@@ -128,12 +128,10 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
             scores += column[None, :]
             column = key_part(following[0], following[1], 0, high, low, place, slope, BIAS)
         elif BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
-            key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
-            scores, _, _, _ = add_lines(
-                scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
-            )
+            scores, _, _, _, _ = add_key_lines(
+                scores, k_pos_ptr, start, num_keys, q_high, inverse_span, curve_param, query_range, knots, knots_ptr,
+                table_ptr, BLOCK_N,
+            )  # fmt: skip
         elif BIAS >= LINEAR:
             scores, _ = add_key_bias(
                 scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,
@@ -161,12 +159,10 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
         if BIAS == LINES:
-            k_high, k_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
-            distance = distances(q_high, q_low, k_high[None, :], k_low[None, :], BIAS)
-            key_range = load_key_range(k_pos_ptr, start, num_keys, BLOCK_N)
-            scores, _, _, _ = add_lines(
-                scores, distance, inverse_span, curve_param, query_range, key_range, knots, knots_ptr, table_ptr
-            )
+            scores, _, _, _, _ = add_key_lines(
+                scores, k_pos_ptr, start, num_keys, q_high, inverse_span, curve_param, query_range, knots, knots_ptr,
+                table_ptr, BLOCK_N,
+            )  # fmt: skip
         elif BIAS != NO_BIAS:
             scores, entry = add_key_bias(
                 scores, k_pos_ptr, row_ptrs, start, num_keys, q_high, q_low, offs_m, shift, slope, curve_param,

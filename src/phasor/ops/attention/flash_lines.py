@@ -53,6 +53,33 @@ def add_lines(scores, distance, inverse_span, rate, query_range, key_range, knot
 
 
 @triton.jit
+def add_key_lines(scores, k_pos_ptr, start, num_keys, q_pos, inverse_span, rate, query_range, knots, knots_ptr,
+                  lines_ptr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """The scores of a block of queries and the keys from `start` on with their bias, and what `add_lines` gives beside
+    them, after the distances.
+    """
+    k_pos = tl.load(k_pos_ptr + tl.minimum(start + tl.arange(0, BLOCK_N), num_keys - 1))
+    distance = (q_pos - k_pos[None, :]).to(tl.float32)
+    scores, share, first, last = add_lines(
+        scores, distance, inverse_span, rate, query_range, (tl.min(k_pos), tl.max(k_pos)), knots, knots_ptr, lines_ptr
+    )
+    return scores, distance, share, first, last
+
+
+@triton.jit
+def add_query_lines(scores, q_pos_ptr, inverse_spans_ptr, start, num_queries, k_pos, rate, key_range, knots, knots_ptr,
+                    lines_ptr, BLOCK_M: tl.constexpr):  # fmt: skip
+    """The scores `[BLOCK_N, BLOCK_M]` of a block of keys and the queries from `start` on with their bias."""
+    inverse_span, query_range = load_spans(inverse_spans_ptr, q_pos_ptr, start, num_queries, BLOCK_M)
+    q_pos = tl.load(q_pos_ptr + tl.minimum(start + tl.arange(0, BLOCK_M), num_queries - 1))
+    distance = (q_pos[None, :] - k_pos[:, None]).to(tl.float32)
+    scores, _, _, _ = add_lines(
+        scores, distance, inverse_span[None, :], rate, query_range, key_range, knots, knots_ptr, lines_ptr
+    )
+    return scores
+
+
+@triton.jit
 def add_to_line(dlines_ptr, line, of_slope, of_offset):
     """Add sums over rows to the gradient of a line, which this program alone writes."""
     tl.atomic_add(dlines_ptr + 2 * line, tl.sum(of_slope), sem="relaxed")
