@@ -58,6 +58,7 @@ def test_a_report_reads_in_both_languages_and_themes(chromium, lab, reports, pat
         cells = visit.page.locator("td, th").all_inner_texts()
         english = re.compile(r"\b(factors?|seeds?|to|of|layers?|features|not finite)\b")
         assert [cell for cell in cells if english.search(cell)] == []
+        assert "in memory" not in shown
     if width == 1280:
         charts = visit.page.evaluate("[...document.querySelectorAll('figure')].map((f) => [f, f.querySelector('svg')]"
                                      ".map((e) => e.getBoundingClientRect().width))")  # fmt: skip

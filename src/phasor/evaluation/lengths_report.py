@@ -320,7 +320,8 @@ def page(result: Result, figures: dict[str, str]) -> str:
         loss_headline(result),
         Text(
             f"{result['model']}, trained at {trained:,} tokens, on {result['data']}",
-            f"{result['model']}，训练长度 {trained:,} 个词元，数据 {result['data']}",
+            f"{chinese.NAMES.get(result['model'], result['model'])}，训练长度 {trained:,} 个词元，"
+            f"数据 {result['data']}",
         ),
     ).paragraph(describe_protocol(result))
     made.figure(figures["loss-by-length"], BARS)

@@ -13,6 +13,7 @@ PROTOCOLS = {
     "sliding": "所有词元，窗口按步长移动，彼此重叠",
     "truncated": "所有词元，窗口互不重叠",
 }
+NAMES = {"a model in memory": "内存中的模型"}
 UNITS = {"row": "行", "document": "篇文档"}
 ITEMS = {"letter": "个字母", "digit": "位数字", "bit": "个比特", "slot": "个槽位"}
 MODELS = {

@@ -130,7 +130,7 @@ def page(result: Result, svg: str) -> str:
         headline(result),
         Text(
             f"Retrieval by length and depth: {result['model']}, trained at {trained:,} tokens",
-            f"按长度和深度检索：{result['model']}，训练长度 {trained:,} 个词元",
+            f"按长度和深度检索：{chinese.NAMES.get(result['model'], result['model'])}，训练长度 {trained:,} 个词元",
         ),
     )
     sheet.paragraph(describe_map(result))
