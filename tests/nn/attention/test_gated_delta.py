@@ -144,7 +144,7 @@ def test_states_are_in_float32_in_files_and_copies(tmp_path):
         assert [{name: x.dtype for name, x in states.items()} for states in other.states[:1]] == [
             {"state": torch.float32, "inputs": other.dtype}
         ]
-        assert torch.equal(other.states[0]["state"], cache.states[0]["state"])
+        assert torch.equal(other.states[0]["state"].cpu(), cache.states[0]["state"].cpu())
     assert cache.to(dtype=torch.float64).states[0]["state"].dtype == torch.float64
     copy = cache.copy()
     model(ids[:, 5:], cache=cache)
@@ -226,8 +226,8 @@ def test_speculative_decoding_goes_back_to_earlier_states(window):
 
 def test_a_long_text_is_read_with_a_state_in_place_of_a_window(tmp_path):
     model, ids = build(tiny("none", attention=DELTA, max_length=8)), tokens(1, 64)
-    (tmp_path / "tokens.bin").write_bytes(ids[0].to(torch.uint16).numpy().tobytes())
-    found = evaluate_stream(model, tmp_path / "tokens.bin", token_dtype="uint16", chunk=5, device="cpu")
+    (tmp_path / "tokens.bin").write_bytes(ids[0].cpu().numpy().astype("uint16").tobytes())
+    found = evaluate_stream(model, tmp_path / "tokens.bin", token_dtype="uint16", chunk=5, device=str(ids.device))
     expected = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
     assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
 

@@ -178,7 +178,11 @@ def gradient_kernel(q_ptr, k_ptr, v_ptr, z_ptr, do_ptr, dz_ptr, g_ptr, beta_ptr,
     q = load_tile(q_ptr, stride_qt, tokens, KEY_DIM, offs_m, offs_k)
     k = load_tile(k_ptr, stride_kt, tokens, KEY_DIM, offs_m, offs_k)
     decay = pair_decay(high, low, documents, offs_m, HAS_STARTS)
-    dp = (dp * decay).to(k.dtype)
+    dp *= decay
+    # What a token reads of its own writing has no decay: left out of sums that are gradients of decays, it need not
+    # cancel there.
+    own = tl.sum(tl.where(offs_m[:, None] == offs_m[None, :], dp, 0.0), 1)
+    dp = tl.where(offs_m[:, None] > offs_m[None, :], dp, 0.0).to(k.dtype)
     dq = tl.dot(dp, k, acc=dq * from_state[:, None], input_precision=PRECISION)
     dk *= to_end[:, None]
     # The decay to the end of the chunk, and that of the state over all of it, grow with the last sum.
@@ -197,6 +201,8 @@ def gradient_kernel(q_ptr, k_ptr, v_ptr, z_ptr, do_ptr, dz_ptr, g_ptr, beta_ptr,
         tl.store(dbeta_ptr + tl.program_id(0) * stride_part + token + offs_m, dbeta, mask=offs_m < tokens)
     else:
         dsum -= tl.sum(dk * k.to(tl.float32), 1)
+    dq += own[:, None] * k.to(tl.float32)
+    dk += own[:, None] * q.to(tl.float32)
     store_tile(dq_ptr + token * KEY_DIM, KEY_DIM, tokens, KEY_DIM, offs_m, offs_k, dq)
     store_tile(dk_ptr + token * KEY_DIM, KEY_DIM, tokens, KEY_DIM, offs_m, offs_k, dk)
     dg = dlast + tl.cumsum(dsum, 0, reverse=True)
