@@ -43,6 +43,8 @@ PATTERNS = {
     "dilated in segments": (Dilated(4, 24), None, dilated(4, 24)),
     "dilated sliding window": (Dilated(3), 10, dilated(3, TOKENS)),
     "strided": (KeyBlocks(8, 2, 3), None, strided(8, 2, 3, 0)),
+    "strided, own block": (KeyBlocks(4, 1, 3), None, strided(4, 1, 3, 0)),
+    "strided with a window": (KeyBlocks(4, 1, 3), 9, strided(4, 1, 3, 0)),
     "strided and global": (KeyBlocks(8, 1, 4, 2), None, strided(8, 1, 4, 2)),
     "local and global": (KeyBlocks(16, 2, None, 1), None, strided(16, 2, 10**6, 1)),
 }
@@ -166,6 +168,31 @@ def test_soft_cap_sink_logits_and_bias_go_with_a_pattern(name):
     inputs = [x.detach() for x in qkv()]
     ours = sparse_attention(*inputs, mask, score_mod)
     torch.testing.assert_close(ours, sparse_attention_ref(*inputs, mask, score_mod)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("queries", "offset"), [(72, 0), (70, 0), (106, 13)])
+def test_blocks_a_stride_apart_are_rows_of_plain_attention(queries, offset, causal):
+    keys = queries + offset
+    mask, score_mod = Mask(causal=causal, offset=offset, pattern=KeyBlocks(4, 1, 3)), ScoreMod(scale=SCALE)
+    inputs, exact = qkv(tokens=keys), qkv(torch.float64, keys)
+    inputs[0], exact[0] = (x[0].detach()[:, offset:].requires_grad_() for x in (inputs, exact))
+    assert SPARSE_ATTENTION.explain(*inputs, mask, score_mod)[0].endswith("on rows of tokens that see each other")
+    index = torch.arange(keys)
+    dense = rule(keys, causal, strided(4, 1, 3, 0))(0, 0, index[offset:, None], index)
+    ours, expected = sparse_attention(*inputs, mask, score_mod), plain_attention(*exact, dense, SCALE)
+    torch.testing.assert_close(ours.double(), expected, atol=SINGLE, rtol=SINGLE)
+    direction = normal(*expected.shape, seed=9)
+    grads = torch.autograd.grad(ours, inputs, direction.float())
+    for got, right in zip(grads, torch.autograd.grad(expected, exact, direction), strict=True):
+        torch.testing.assert_close(got.double(), right, atol=SINGLE, rtol=SINGLE)
+
+
+def test_blocks_a_stride_apart_are_not_rows_that_are_mostly_padding():
+    x = torch.zeros(1, 13, 2, 4)
+    mask = Mask(causal=True, pattern=KeyBlocks(4, 1, 3))
+    reason = SPARSE_ATTENTION.explain(x, x, x, mask, ScoreMod(scale=1.0))[1]["rows of tokens that see each other"]
+    assert reason == "rows of whole blocks would be padded by more than one in 8 tokens"
 
 
 @pytest.mark.skipif(ON_GPU, reason="a GPU takes the kernel over lists of key blocks")

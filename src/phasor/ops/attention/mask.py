@@ -31,7 +31,7 @@ class PreparedMask:
     """What kernels need of a mask, as tensors; None for what they do not, or have to find themselves.
 
     `bounds`, `query_ranges` and `shifts` are what the functions of `intervals` give, `row` the keys that a single query
-    sees, `[B or 1, 1, 1, S]`, `fold` how the tokens of a dilated pattern become rows, and `scan` how a recurrence goes
+    sees, `[B or 1, 1, 1, S]`, `fold` how the tokens of a pattern become rows, and `scan` how a recurrence goes
     through the tokens.
     """
 

@@ -36,6 +36,8 @@ def block_lists_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, 
         return "attention weights are dropped out"
     if mask.order is not None or mask.key_document_ids is not None or mask.key_mask is not None:
         return "the blocks of packed documents and of padded rows begin at any token"
+    if mask.window is not None or mask.first_key:
+        return "a window hides keys of some blocks, or the first keys are not there"
     if mask.query_index is not None or mask.key_index is not None:
         return "the rows of the cache differ in length, or its slots do not hold the keys in order"
     if pattern.block % MIN_TILE:

@@ -1,7 +1,8 @@
-"""Dilated and chunked attention as plain attention: tokens that see each other become separate rows.
+"""Dilated, chunked and strided attention as plain attention: tokens that see each other become separate rows.
 
 Tokens whose indices have the same remainder by the dilation, in the same segment, attend to each other and to nothing
-else. Gathered, they are a row under an ordinary mask, which any path of `attention` takes.
+else; so do blocks whose numbers have the same remainder by the stride, where no others are shown. Gathered, they are a
+row under an ordinary mask, which any path of `attention` takes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from phasor.ops.attention import ATTENTION, Mask, ScoreMod, TokenBias, prepare_mask
 from phasor.ops.attention.mask import PreparedMask
-from phasor.ops.sparse_attention.patterns import Dilated
+from phasor.ops.sparse_attention.patterns import Dilated, KeyBlocks
 
-MAX_PADDING = 8  # segments become rows where that pads by at most one in this many tokens
+MAX_PADDING = 8  # segments and blocks become rows where that pads by at most one in this many tokens
 
 
 def fold_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:
@@ -26,12 +27,26 @@ def fold_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_m
     >>> fold_unsupported_reason(x, x, x, Mask(causal=True, pattern=Dilated(dilation=2)), ScoreMod(scale=1.0)) is None
     True
     """
-    if not isinstance(mask.pattern, Dilated):
-        return "the pattern shows blocks of keys, and not tokens that see each other alone"
+    queries, keys = q.shape[1], k.shape[1]
+    return "one query takes one row of mask" if queries == 1 else mask_unsupported_reason(mask, queries, keys)
+
+
+def mask_unsupported_reason(mask: Mask, queries: int, keys: int) -> str | None:
+    """Why the tokens of a mask are not gathered into rows; None where they are."""
     if mask.query_index is not None or mask.key_index is not None:
         return "the rows of the cache differ in length, or its slots do not hold the keys in order"
-    if q.shape[1] == 1:
-        return "one query takes one row of mask"
+    if isinstance(mask.pattern, Dilated):
+        return None
+    pattern = mask.pattern
+    if not isinstance(pattern, KeyBlocks) or pattern.stride is None or pattern.local > 1 or pattern.global_blocks:
+        return "the pattern shows blocks of keys, and not tokens that see each other alone"
+    if mask.order is not None or mask.key_document_ids is not None or mask.key_mask is not None:
+        return "the blocks of packed documents and of padded rows begin at any token"
+    if mask.window is not None or mask.first_key:
+        return "a window hides keys of some blocks, or the first keys are not there"
+    fold = block_fold(mask, pattern, queries, keys)
+    if any((padded - given) * MAX_PADDING > given for padded, given in ((fold.queries, queries), (fold.keys, keys))):
+        return f"rows of whole blocks would be padded by more than one in {MAX_PADDING} tokens"
     return None
 
 
@@ -39,7 +54,7 @@ def fold_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_m
 class Fold:
     """How `[B, T, ...]` becomes `[B * segments * dilation, length, ...]`, and the mask among the new rows.
 
-    Queries are padded at their front and end, keys at their end.
+    Blocks of `block` tokens stay together. Queries are padded at their front and end, keys at their end.
     """
 
     mask: Mask
@@ -48,14 +63,15 @@ class Fold:
     front: int
     queries: int
     keys: int
+    block: int = 1
 
     def fold(self, x: Tensor, front: int, tokens: int) -> Tensor:
         """Tokens gathered into rows, after padding with `front` zeros before them, to `tokens` in all."""
         end = tokens - front - x.shape[1]
         if front or end:
             x = F.pad(x, (0, 0) * (x.dim() - 2) + (front, end))
-        x = x.unflatten(1, (self.segments, -1, self.dilation)).transpose(2, 3)
-        return x.flatten(0, 2)
+        x = x.unflatten(1, (self.segments, -1, self.dilation, self.block)).transpose(2, 3)
+        return x.flatten(3, 4).flatten(0, 2)
 
     def fold_queries(self, x: Tensor) -> Tensor:
         return self.fold(x, self.front, self.queries)
@@ -65,12 +81,18 @@ class Fold:
 
     def unfold(self, x: Tensor, tokens: int) -> Tensor:
         """The inverse for queries."""
-        x = x.unflatten(0, (-1, self.segments, self.dilation)).transpose(2, 3).flatten(1, 3)
+        x = x.unflatten(0, (-1, self.segments, self.dilation)).unflatten(3, (-1, self.block))
+        x = x.transpose(2, 3).flatten(1, 4)
         return x[:, self.front : self.front + tokens]
 
 
 def new_fold(mask: Mask, rows: int, queries: int, keys: int, like: Tensor) -> Fold:
-    """The fold of a mask whose pattern is `Dilated`."""
+    """The fold of a mask whose pattern is `Dilated`, or `KeyBlocks` of a stride alone."""
+    if isinstance(mask.pattern, KeyBlocks):
+        fold = block_fold(mask, mask.pattern, queries, keys)
+        padded = not mask.causal and fold.keys > keys
+        real = fold.fold_keys(like.new_ones((rows, keys), dtype=torch.bool)) if padded else None
+        return replace(fold, mask=replace(fold.mask, key_mask=real))
     assert isinstance(mask.pattern, Dilated)
     dilation, segment = mask.pattern.dilation, mask.pattern.segment
     padded_keys = -(-keys // dilation) * dilation
@@ -100,6 +122,16 @@ def new_fold(mask: Mask, rows: int, queries: int, keys: int, like: Tensor) -> Fo
         key_document_ids=None if k_ids is None else fold.fold_keys(k_ids.expand(rows, -1)),
     )
     return replace(fold, mask=folded)
+
+
+def block_fold(mask: Mask, pattern: KeyBlocks, queries: int, keys: int) -> Fold:
+    """The fold of blocks of keys that are a stride apart, whose padding is not masked."""
+    block, stride = pattern.block, pattern.stride or 1
+    period = block * stride
+    front = mask.offset % period
+    padded_queries, padded_keys = (-(-tokens // period) * period for tokens in (front + queries, keys))
+    folded = Mask(causal=mask.causal, offset=mask.offset // period * block)
+    return Fold(folded, 1, stride, front, padded_queries, padded_keys, block)
 
 
 def segment_ids(
@@ -154,7 +186,7 @@ def prepare_sparse_mask(
     queries, keys, head_dim = shape
     if mask.pattern is None or queries == 1:
         return prepare_mask(mask, like, shape, plain_scores=plain_scores, positions=positions)
-    if not isinstance(mask.pattern, Dilated) or mask.query_index is not None or mask.key_index is not None:
+    if mask_unsupported_reason(mask, queries, keys) is not None:
         return mask
     fold = new_fold(mask, len(like), queries, keys, like)
     rows = fold.segments * fold.dilation
@@ -165,7 +197,7 @@ def prepare_sparse_mask(
 
 
 def folded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
-    """Dilated or chunked attention, by plain attention among the rows of a fold."""
+    """Dilated, chunked or strided attention, by plain attention among the rows of a fold."""
     fold, args = fold_args(q, k, v, mask, score_mod)
     y: Tensor = ATTENTION(*args)
     return fold.unfold(y, q.shape[1])
