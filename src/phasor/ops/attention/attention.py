@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from phasor.ops.attention import blocks, cudnn, flash, sdpa, single_query
+from phasor.ops.attention import blocks, cudnn, flash, sdpa, single_query, split_keys
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.dispatch import Dispatch, Path
@@ -33,6 +33,7 @@ def flash_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreM
 
 ATTENTION = Dispatch(
     Path("cuDNN", cudnn.cudnn_attention, cudnn_why_not),
+    Path("Triton kernel over split keys", split_keys.split_keys_attention, split_keys.split_keys_why_not),
     Path("SDPA in one call", sdpa.sdpa_one_call, sdpa.one_call_why_not),
     Path("Triton kernel over key intervals", flash.flash_attention, flash_why_not),
     Path("sums that the compiler fuses", single_query.attend_in_sums, single_query.sums_unsupported_reason),

@@ -73,7 +73,7 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         if index is not None and kept.shape[1] > index.top_k:
             y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, index, ctx, score_mod))
         elif self.absorbs(q.shape[1], kept.shape[1]):
-            y = self.values(attend(self.absorb(q), kept, kept, ctx, score_mod)[..., self.sizes.rope :])
+            y = self.values(attend(self.absorb(q), kept, kept[..., self.sizes.rope :], ctx, score_mod))
         else:
             y = attend(q, *self.expand(kept), ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
         return self.out(y.flatten(-2))  # [B, T, dim]
