@@ -1,6 +1,6 @@
 """Tiles of the projections and of the attention of a decoding step, timed on a GPU.
 
-python benchmarks/tuning/decode_layers.py [projections rows attention int8 int8-rows]
+python benchmarks/tuning/decode_layers.py [projections rows attention int8 int8-rows int4 int4-rows]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from phasor.ops.decode import (
     gemv,
     lm_head_argmax,
 )
-from phasor.ops.quantized import Matrix, dequantize, quantize_int8
+from phasor.ops.quantized import Matrix, dequantize, quantize_int4, quantize_int8
 
 VECTORS = ((2, 1024, 4), (4, 512, 2), (4, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 8), (8, 1024, 8), (1, 2048, 4))
 MATRICES = ((16, 128, 4, 6), (16, 256, 4, 4), (32, 128, 4, 6), (32, 256, 4, 4))
@@ -33,6 +33,11 @@ BYTES = (
     *((4, 1024, 2), (2, 512, 1), (4, 512, 1), (8, 512, 1), (2, 4096, 8), (4, 4096, 8)),
 )
 BYTE_MATRICES = ((16, 256, 4, 4), (32, 256, 4, 3), (64, 128, 4, 4), (64, 256, 8, 3))
+NIBBLES = (
+    *((2, 1024, 1), (4, 1024, 1), (8, 1024, 1), (16, 1024, 1), (2, 2048, 2), (4, 2048, 2)),
+    *((8, 2048, 2), (2, 4096, 4), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8)),
+)
+QUANTIZE = {8: quantize_int8, 4: quantize_int4}
 CONTEXTS = (64, 128, 256, 512, 2048, 16384, 131072)
 KV_TILES = [
     decode_attention.KVTiles(*size)
@@ -43,14 +48,15 @@ KV_TILES = [
 class Projection:
     """One of a layer's projections with many different weights, so that the L2 cache serves none of them."""
 
-    def __init__(self, role: str, rows: int, int8: bool = False) -> None:
+    def __init__(self, role: str, rows: int, bits: int = 16) -> None:
         dim, hidden, vocabulary = (FULL.model[name] for name in ("dim", "hidden_dim", "vocab_size"))
         sizes = {"qkv": (dim, 3072), "out": (dim, dim), "up": (dim, 2 * hidden), "down": (hidden, dim)}
         self.role, (self.inputs, self.outputs) = role, (sizes | {"head": (dim, vocabulary)})[role]
-        self.bytes = (1 if int8 else 2) * self.inputs * self.outputs
-        count = max(2, min(64, int(8e8 / self.bytes)))
+        count = max(2, min(128, int(64e8 / bits / self.inputs / self.outputs)))
         weights = (drawn(self.outputs, self.inputs) for _ in range(count))
-        self.weights: list[Matrix] = [quantize_int8(w) if int8 else w for w in weights]
+        self.weights: list[Matrix] = [QUANTIZE[bits](w) if bits in QUANTIZE else w for w in weights]
+        first = self.weights[0]
+        self.bytes = first.nbytes if isinstance(first, torch.Tensor) else first.values.nbytes + first.scale.nbytes
         self.x, self.y, self.hidden = drawn(rows, self.inputs), drawn(rows, self.outputs), drawn(rows, hidden)
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=DEVICE)
         self.norm = None if role in ("out", "down") else NormArgs(drawn(self.inputs), 0.0, 1e-5)
@@ -78,14 +84,14 @@ class Projection:
         return graph_us(lambda: [F.linear(self.x, w) for w in plain]) / len(plain)
 
 
-def sweep_projections(sizes: tuple[tuple[int, ...], ...], *rows: int, int8: bool = False) -> None:
+def sweep_projections(sizes: tuple[tuple[int, ...], ...], *rows: int, bits: int = 16) -> None:
     """Every projection over tiles, then the best without pdl, and cuBLAS in bfloat16."""
     speed = copy_speed()
     for count in rows:
         for role in ("qkv", "out", "up", "down", "head"):
-            one = Projection(role, count, int8)
+            one = Projection(role, count, bits)
             candidates = {tuple(tiles): partial(one.microseconds, tiles) for tiles in (Tiles(*size) for size in sizes)}
-            title = f"{role}, {count} rows, {'int8' if int8 else 'bfloat16'}: outputs x inputs, warps, stages"
+            title = f"{role}, {count} rows, {bits} bits: outputs x inputs, warps, stages"
             found = rank(title, candidates, lambda measured: measured(), "us", limit=1e6 * one.bytes / speed)
             alone = one.microseconds(Tiles(*found[0][1]), pdl=False)
             print(f"  the best without pdl {alone:.2f} us; cuBLAS in bfloat16 {one.cublas_microseconds():.2f} us")
@@ -159,8 +165,10 @@ def sweep_attention() -> None:
 SWEEPS = {
     "projections": partial(sweep_projections, VECTORS, 1),
     "rows": partial(sweep_projections, MATRICES, 16),
-    "int8": partial(sweep_projections, BYTES, 1, int8=True),
-    "int8-rows": partial(sweep_projections, BYTE_MATRICES, 16, 64, int8=True),
+    "int8": partial(sweep_projections, BYTES, 1, bits=8),
+    "int8-rows": partial(sweep_projections, BYTE_MATRICES, 16, 64, bits=8),
+    "int4": partial(sweep_projections, NIBBLES, 1, bits=4),
+    "int4-rows": partial(sweep_projections, BYTE_MATRICES, 16, 64, bits=4),
     "attention": sweep_attention,
 }
 

@@ -32,8 +32,8 @@ def quantize(model: Transformer, bits: int = 8, *, group_size: int = 32) -> Tran
 
     Quantized are the projections of attention and feed-forward networks and the output projection of the head; where
     that is tied, the token embedding with it. Norms, biases, experts and layers that are not plain `nn.Linear` keep
-    their dtype, and so do activations and the KV cache. The copy decodes faster: in 8 bits on a GPU and on a CPU, in 4
-    bits on a CPU. It can be saved, and cannot be trained.
+    their dtype, and so do activations and the KV cache. The copy decodes faster, on a GPU and on a CPU. It
+    can be saved, and cannot be trained.
 
     >>> import torch
     >>> from phasor import generate, preset

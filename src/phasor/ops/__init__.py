@@ -29,5 +29,8 @@ Kernels share one legend of names:
   `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token
   writes
 - `USE_... IN_RANGE MAY_BE_EMPTY ONE_SIDED TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all
-  elements of a launch, so that the kernel is compiled for it; `DTYPE INT8_ASM LR_IS_POINTER`: how an operand is read
+  elements of a launch, so that the kernel is compiled for it; `DTYPE INTEGER_ASM LR_IS_POINTER`: how an operand is
+  read
+- `SCALE_GROUP` of 4-bit weights: how many inputs share a scale; `PACKING`: the weights of an element; `PLACE`: the
+  lowest bit of one; `SHARE SHARES`: the weights of a thread, and how many times a tile has as many; `GROUPS`: of a tile
 """

@@ -144,14 +144,14 @@ def test_sums_of_integers_stay_in_the_range_of_float16():
     [
         (1, 48, 37, Tiles(4, 32, 1)),
         (1, 37, 5, Tiles(4, 16, 1)),
-        (1, 64, 11, choose_tiles(1, 32000, 2048, int8=True)),
-        (1, 64, 8, choose_tiles(1, 16384, 2048, int8=True, glu=True)),
-        (17, 40, 70, choose_tiles(64, 32000, 2048, int8=True)),
-        (1, 64, 8, choose_tiles(1, 4096, 2048, int8=True)),
-        (1, 100, 8, choose_tiles(1, 2048, 8192, int8=True)),
+        (1, 64, 11, choose_tiles(1, 32000, 2048, bits=8)),
+        (1, 64, 8, choose_tiles(1, 16384, 2048, bits=8, glu=True)),
+        (17, 40, 70, choose_tiles(64, 32000, 2048, bits=8)),
+        (1, 64, 8, choose_tiles(1, 4096, 2048, bits=8)),
+        (1, 100, 8, choose_tiles(1, 2048, 8192, bits=8)),
         (3, 80, 37, Tiles(16, 32, 1, 2)),
-        (16, 40, 16, choose_tiles(16, 2048, 2048, int8=True)),
-        (17, 40, 33, choose_tiles(17, 2048, 2048, int8=True)),
+        (16, 40, 16, choose_tiles(16, 2048, 2048, bits=8)),
+        (17, 40, 33, choose_tiles(17, 2048, 2048, bits=8)),
     ],
 )
 def test_projections(rows, inputs, outputs, tiles, dtype):

@@ -1,7 +1,7 @@
 """Greedy decoding on a GPU beside transformers' generate, and the limit that reading the weights sets.
 
 Checked first: small models say the same tokens in float32 by steps on the device and by plain steps, and the logits of
-the fused step are as near as those of plain steps to what the same weights, of bfloat16 or of int8, give in float32.
+the fused step are as near as those of plain steps to what the same weights, of bfloat16, int8 or int4, give in float32.
 Nothing is timed otherwise.
 """
 
@@ -29,7 +29,7 @@ from phasor.kv_cache.static import StaticKVCache
 from phasor.models.presets import preset
 from phasor.nn.attention import SoftmaxAttentionConfig
 from phasor.ops import dispatch
-from phasor.quantization import quantize
+from phasor.quantization import WEIGHTS, quantize
 from phasor.transformer import Transformer
 
 SMALL = {"dim": 256, "hidden_dim": 704, "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, "vocab_size": 1000}
@@ -63,11 +63,12 @@ def run(study: Study) -> None:
     apart = check_logits(study)
     free(study)
     model = build(study, **study.machine.sizes.model)
-    speed, read, less = study.machine.bandwidth, bytes_read(model), bytes_read(quantize(model))
+    speed, read = study.machine.bandwidth, bytes_read(model)
+    less = {name: bytes_read(quantize(model, bits)) for name, bits in WEIGHTS.items()}
     del model
     study.say(
         f"a copy moves {speed / 1e12:.2f} TB/s: {read / 1e9:.2f} GB of weights can be read {speed / read:,.0f} times "
-        f"a second, {less / 1e9:.2f} GB in int8 {speed / less:,.0f} times"
+        f"a second, {', '.join(f'{b / 1e9:.2f} GB in {name} {speed / b:,.0f} times' for name, b in less.items())}"
     )
     study.result |= {
         "copy bytes/s": speed,
@@ -76,10 +77,13 @@ def run(study: Study) -> None:
         "shape": study.machine.sizes.model,
         "prompt": settings.prompt,
         "new": settings.new,
-        "bytes of weights in int8": less,
-        "limit in int8, tokens/s at batch 1": speed / less,
-        "int8 against bfloat16, random weights": apart,
     }
+    for name, count in less.items():
+        study.result |= {
+            f"bytes of weights in {name}": count,
+            f"limit in {name}, tokens/s at batch 1": speed / count,
+            f"{name} against bfloat16, random weights": apart[name],
+        }
     for batch in settings.batch:
         study.say(f"batch {batch}, prompt {settings.prompt}, {settings.new} new tokens")
         DecodeTimes(study, batch).run()
@@ -120,11 +124,13 @@ def check_tokens(study: Study) -> None:
         "fused, norm of heads": {"attention": SoftmaxAttentionConfig(qk_norm="head", bias=("q", "k", "v"))},
         "fused, int8": {},
         "fused, int8, tied": {"embedding": EmbeddingConfig()},
+        "fused, int4": {},
+        "fused, int4, tied": {"embedding": EmbeddingConfig()},
         "graph of plain steps": {"norm": "layernorm", "position": "alibi"},
     }
     for (name, changes), rows in itertools.product(cases.items(), study.settings.checked_tokens):
         model = build(study, torch.float32, **SMALL, init="fan-in", **changes)
-        model = quantize(model) if "int8" in name else model
+        model = next((quantize(model, bits) for weights, bits in WEIGHTS.items() if weights in name), model)
         assert (fused.fused_step_why_not(model) is None) == name.startswith("fused"), fused.fused_step_why_not(model)
         prompts = [p[: 1 + (37 * i) % 90] for i, p in enumerate(random_prompts(rows, 90, 1000))]
         for stop in [None, tuple(range(0, 1000, 50))] if rows == 3 else [None]:
@@ -139,21 +145,23 @@ def check_tokens(study: Study) -> None:
     study.say("tokens in float32 are those of plain steps")
 
 
-def check_logits(study: Study) -> dict[str, float]:
-    """At the real size, with weights in bfloat16 and in int8; and how far apart the two are."""
+def check_logits(study: Study) -> dict[str, dict[str, float]]:
+    """At the real size, with weights in bfloat16, int8 and int4; and how far these are from bfloat16."""
     sizes = study.machine.sizes.model
     model = build(study, **{**sizes, "num_layers": min(4, sizes["num_layers"])})
-    small = quantize(model)
-    for name, each in (("bfloat16", model), ("int8", small)):
-        check_logits_of(study, each, name)
     ids = torch.tensor(random_prompts(4, study.settings.prompt // 2, sizes["vocab_size"]), device=study.device)
-    with torch.inference_mode():
-        log_p, log_q = (copy.deepcopy(m).float()(ids).log_softmax(-1) for m in (model, small))
-    apart = {
-        "mean KL": float((log_p.exp() * (log_p - log_q)).sum(-1).mean()),
-        "same likeliest token": float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()),
-    }
-    study.say(format_field("int8 against bfloat16, random weights", apart))
+    check_logits_of(study, model, "bfloat16")
+    apart = {}
+    for name, bits in WEIGHTS.items():
+        small = quantize(model, bits)
+        check_logits_of(study, small, name)
+        with torch.inference_mode():
+            log_p, log_q = (copy.deepcopy(m).float()(ids).log_softmax(-1) for m in (model, small))
+        apart[name] = {
+            "mean KL": float((log_p.exp() * (log_p - log_q)).sum(-1).mean()),
+            "same likeliest token": float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()),
+        }
+        study.say(format_field(f"{name} against bfloat16, random weights", apart[name]))
     return apart
 
 
@@ -174,7 +182,7 @@ def check_logits_of(study: Study, model: Transformer, name: str) -> None:
             plain, expected = (m(column, cache=c)[:, 0] for m, c in zip((model, exact), caches[1:], strict=True))
             worst = [max(w, relative_error([x], [expected])) for w, x in zip(worst, (step(), plain), strict=True)]
         study.say(f"logits by {name} weights, {batch} rows: off by {worst[0]:.1e} fused, {worst[1]:.1e} plain")
-        # On a CPU plain steps round the rows of an int8 product to 8 bits, and fused ones do not.
+        # On a CPU plain steps round the rows of a quantized product to 8 bits, and fused ones do not.
         study.check(f"the fused step with {name} weights", worst[0], max(1.3 * worst[1], 0.0 if study.on_gpu else 2e-2))
 
 
@@ -193,8 +201,10 @@ class DecodeTimes:
     def run(self) -> None:
         skip, ours = self.settings.skip, self.by_phasor(self.model)
         self.measure("phasor", ours)
-        small = quantize(self.model)
-        self.measure("phasor-int8", self.by_phasor(small), self.study.machine.bandwidth / bytes_read(small))
+        for weights, bits in WEIGHTS.items():
+            small = quantize(self.model, bits)
+            limit = self.study.machine.bandwidth / bytes_read(small)
+            self.measure(f"phasor-{weights}", self.by_phasor(small), limit)
         if "variants" not in skip:
             with replace_attribute(fused, "supports_pdl", lambda device: False):
                 self.measure("phasor, kernels one after the other", ours)

@@ -1,7 +1,7 @@
 """The fused step runner: five kernels per layer for one token per row, for models built as most decoders are.
 
-Up to 16 rows (64 in bfloat16 with int8 weights) every projection is a GEMV kernel that reads its weights once: norm
-and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
+Up to 16 rows (64 in bfloat16 with quantized weights) every projection is a GEMV kernel that reads its weights once:
+norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
 the projections are GEMMs of torch, and the kernels do what lies between them. A mixture of experts reads the experts in
 use alone, and is two kernels more, the router and its choice; none more for a single row and a small router.
 """
@@ -69,9 +69,6 @@ def model_why_not(model: Transformer) -> str | None:
         ),
         "positions are added to the embeddings": "input" in config.position.acts_on,
         "the head does more than one projection": not plain_head,
-        "weights in 4 bits have kernels on a CPU only": any(
-            isinstance(part, Quantized) and part.weight.dtype != torch.int8 for part in model.modules()
-        ),
         "the weights are not float32, bfloat16 or float16, all of one dtype": not (
             dtype in (torch.float32, torch.bfloat16, torch.float16)
             and all(p.dtype == dtype and p.is_contiguous() for p in model.parameters())
@@ -174,7 +171,7 @@ class FusedStep:
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
         small = dtype == torch.bfloat16 and all(isinstance(part, QuantizedLinear) for part in linears_of(stack))
-        most = gemv.MAX_GEMV_ROWS_INT8 if small else gemv.MAX_GEMV_ROWS
+        most = gemv.MAX_GEMV_ROWS_QUANTIZED if small else gemv.MAX_GEMV_ROWS
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.pdl = supports_pdl(device)
         self.buffers, self.cache = buffers, buffers.cache

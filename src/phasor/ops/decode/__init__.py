@@ -1,6 +1,6 @@
 """The kernels of a decoding step and their references.
 
-`embedding`, `decode_attention`, `experts`, `experts_one_row`, `gemv`, `small_gemm`, `lm_head_argmax` and
+`embedding`, `decode_attention`, `experts`, `experts_one_row`, `gemv`, `small_gemm`, `int4_tiles`, `lm_head_argmax` and
 `reorder_cache` are modules of Triton kernels, to be imported where Triton is installed. This package itself has their
 arguments and references, and imports without Triton.
 """

@@ -15,10 +15,10 @@ from phasor.ops.decode.arguments import NormArgs
 from phasor.ops.decode.small_gemm import small_gemm
 from phasor.ops.decode.tiles import Tiles, choose_tiles
 from phasor.ops.pdl import pdl_launch
-from phasor.ops.quantized import Int8Matrix, Matrix
+from phasor.ops.quantized import Int4Matrix, Matrix
 
 MAX_GEMV_ROWS = 16  # for more rows a matrix multiplication of torch is faster
-MAX_GEMV_ROWS_INT8 = 64  # for int8 weights and bfloat16 rows: torch would have to convert the weights first
+MAX_GEMV_ROWS_QUANTIZED = 64  # for quantized weights and bfloat16 rows: torch would have to convert the weights first
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def activate_tile(x, ACTIVATION: tl.constexpr):
 def project_kernel(
     x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr, residual_ptr, multiplier, out_ptr, M, N,
     BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
+    USE_PDL: tl.constexpr, INTEGER_ASM: tl.constexpr, SCALE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """`out = residual + multiplier * (norm(x) W^T + bias)`, without the terms whose pointers are None."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -58,7 +58,7 @@ def project_kernel(
         bias = tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
     acc, residual = small_gemm(
         x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, residual_ptrs, mask,
-        BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+        BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INTEGER_ASM, SCALE_GROUP,
     )  # fmt: skip
     if bias_ptr is not None:
         acc += bias
@@ -72,7 +72,7 @@ def project_activate_kernel(
     x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr, out_ptr, M, N,
     ACTIVATION: tl.constexpr, GLU: tl.constexpr,
     BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
+    USE_PDL: tl.constexpr, INTEGER_ASM: tl.constexpr, SCALE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """`out = act(norm(x) W^T + bias)`; with GLU `act(gate) * up`, the gates being the first half of W's rows."""
     if GLU:  # each gate beside its up
@@ -80,13 +80,13 @@ def project_activate_kernel(
         outputs = tl.minimum(tl.program_id(0) * BLOCK_N + pair // 2, N - 1) + (pair % 2) * N
         acc, _ = small_gemm(
             x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, None, None,
-            BLOCK_M, K, 2 * BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+            BLOCK_M, K, 2 * BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INTEGER_ASM, SCALE_GROUP,
         )  # fmt: skip
     else:
         outputs = tl.minimum(tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
         acc, _ = small_gemm(
             x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, None, None,
-            BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+            BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INTEGER_ASM, SCALE_GROUP,
         )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
@@ -124,10 +124,13 @@ def launch_arguments(
 ) -> LaunchArguments:
     """How a kernel is launched for these rows and weights."""
     rows, inputs = x.shape
-    weight, scale = matrix if isinstance(matrix, Int8Matrix) else (matrix, None)
-    tiles = tiles or choose_tiles(rows, len(weight), inputs, int8=scale is not None, glu=glu)
+    weight, scale = (matrix, None) if isinstance(matrix, Tensor) else matrix[:2]
+    group = matrix.group_size if isinstance(matrix, Int4Matrix) else 0
+    bits = 16 if scale is None else 4 if group else 8
+    tiles = tiles or choose_tiles(rows, len(weight), inputs, bits=bits, glu=glu)
     pdl = pdl and (rows == 1 or scale is None)  # tiles that are converted leave no room for another kernel's
-    block_k = min(tiles.block_k, max(16, triton.next_power_of_2(inputs)))
+    block_k = max(min(tiles.block_k, max(16, triton.next_power_of_2(inputs))), group)
+    weight = weight.view(torch.int32) if group and rows == 1 else weight  # 128 bits are a thread's share of a row
     kwargs = {
         "BLOCK_M": 1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
         "K": inputs,
@@ -135,7 +138,8 @@ def launch_arguments(
         "BLOCK_K": block_k,
         "NUM_STAGES": tiles.num_stages,
         "USE_PDL": pdl,
-        "INT8_ASM": scale is not None and x.is_cuda and torch.version.hip is None,
+        "INTEGER_ASM": scale is not None and x.is_cuda and torch.version.hip is None,
+        "SCALE_GROUP": group,
         "num_warps": tiles.num_warps if scale is None else max(1, tiles.num_warps * block_k // tiles.block_k),
     }
     args = [x, *(norm or (None, 0.0, 0.0)), weight, scale]

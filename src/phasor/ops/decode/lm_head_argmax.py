@@ -22,7 +22,7 @@ EMPTY_ARGMAX = -(1 << 63)  # less than every packed logit
 def lm_head_argmax_kernel(
     x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr, multiplier, logits_ptr, argmax_ptr, M, N,
     BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    USE_PDL: tl.constexpr, INT8_ASM: tl.constexpr,
+    USE_PDL: tl.constexpr, INTEGER_ASM: tl.constexpr, SCALE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """Logits, and in `argmax [M]` the largest of each row packed with its token into 64 bits.
 
@@ -37,7 +37,7 @@ def lm_head_argmax_kernel(
     outputs = tl.minimum(offs_n, N - 1)
     acc, _ = small_gemm(
         x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, outputs, M, None, None,
-        BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INT8_ASM,
+        BLOCK_M, K, BLOCK_N, BLOCK_K, NUM_STAGES, USE_PDL, INTEGER_ASM, SCALE_GROUP,
     )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]

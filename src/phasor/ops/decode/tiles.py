@@ -20,20 +20,22 @@ class Tiles(NamedTuple):
     num_stages: int = 1
 
 
-def choose_tiles(rows: int, outputs: int, inputs: int, *, int8: bool = False, glu: bool = False) -> Tiles:
+def choose_tiles(rows: int, outputs: int, inputs: int, *, bits: int = 16, glu: bool = False) -> Tiles:
     """The tiles for a weight matrix `[outputs, inputs]`. With a GLU, a tile has two outputs for each of `block_n`.
 
-    For a single row and int8 weights, a warp has 512 inputs, so that each thread reads what it multiplies.
+    For a single row, a warp has 512 inputs of int8 weights and 1024 of int4, so that a thread reads what it multiplies.
 
     >>> choose_tiles(1, 2048, 2048)
     Tiles(block_n=4, block_k=2048, num_warps=4, num_stages=1)
     >>> choose_tiles(1, 32000, 1024)
     Tiles(block_n=4, block_k=1024, num_warps=1, num_stages=1)
-    >>> choose_tiles(1, 32000, 2048, int8=True)
+    >>> choose_tiles(1, 32000, 2048, bits=8)
     Tiles(block_n=8, block_k=512, num_warps=1, num_stages=1)
+    >>> choose_tiles(1, 32000, 2048, bits=4)
+    Tiles(block_n=8, block_k=1024, num_warps=1, num_stages=1)
     """
     small, large = outputs <= SMALL_N, outputs > LARGE_N
-    if not int8:
+    if bits > 8:
         if rows > 1:
             return Tiles(16, 256, 4, 4)
         if glu:
@@ -43,6 +45,10 @@ def choose_tiles(rows: int, outputs: int, inputs: int, *, int8: bool = False, gl
         if small:
             return Tiles(4, 4096, 16) if inputs > LARGE_K else Tiles(4, 2048, 4)
         return Tiles(4 if large else 8, 1024, 4)
+    if rows == 1 and bits == 4:
+        if large:
+            return Tiles(4 if glu else 8, 1024, 1)
+        return Tiles(4, 4096, 4) if small and inputs > LARGE_K else Tiles(4, 2048, 2)
     if rows == 1:
         if large:
             return Tiles(4 if glu else 8, 512, 1)
