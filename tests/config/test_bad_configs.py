@@ -271,7 +271,7 @@ REQUIRED = {
 }
 RECORDS = [
     cls
-    for cls in (*(getattr(phasor.config, name) for name in phasor.config.__all__), *configs().values())
+    for cls in (*vars(phasor.config).values(), *configs().values())
     if isinstance(cls, type) and issubclass(cls, Config) and (not issubclass(cls, Choice) or hasattr(cls, "kind"))
 ]
 FIELDS = [(cls, f.name, str(f.type)) for cls in RECORDS for f in dataclasses.fields(cls)]

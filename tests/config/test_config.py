@@ -20,7 +20,7 @@ from phasor.nn.feed_forward import ACTIVATIONS_BY_NAME, GLU_ACTIVATIONS, FeedFor
 from phasor.nn.positions import configs
 from phasor.nn.positions.base import Position
 
-RECORDS = [getattr(phasor.config, name) for name in phasor.config.__all__] + list(configs().values())
+RECORDS = [*vars(phasor.config).values(), *configs().values()]
 RECORDS = [c for c in RECORDS if isinstance(c, type) and (not issubclass(c, Choice) or hasattr(c, "kind"))]
 KINDS = [(base, kind) for base in CHOICES.values() for kind in base.kinds]
 SIZES = {"vocab_size": 20, "dim": 16, "num_layers": 2, "num_heads": 2}

@@ -4,109 +4,57 @@ The configurations of position schemes and of kinds of attention are in `phasor.
 `phasor.nn.attention`, each beside its module; importing this package registers them all.
 """
 
-from phasor.config.activations import (
-    ActivationConfig,
-    GEGLUConfig,
-    GEGLUTanhConfig,
-    GELUConfig,
-    GELUTanhConfig,
-    GLUConfig,
-    ReGLUConfig,
-    ReLUConfig,
-    ReLUSquaredConfig,
-    SiLUConfig,
-    SwiGLUClampedConfig,
-    SwiGLUConfig,
-)
-from phasor.config.attention import AttentionConfig
+from phasor.config.activations import ActivationConfig as ActivationConfig
+from phasor.config.activations import GEGLUConfig as GEGLUConfig
+from phasor.config.activations import GEGLUTanhConfig as GEGLUTanhConfig
+from phasor.config.activations import GELUConfig as GELUConfig
+from phasor.config.activations import GELUTanhConfig as GELUTanhConfig
+from phasor.config.activations import GLUConfig as GLUConfig
+from phasor.config.activations import ReGLUConfig as ReGLUConfig
+from phasor.config.activations import ReLUConfig as ReLUConfig
+from phasor.config.activations import ReLUSquaredConfig as ReLUSquaredConfig
+from phasor.config.activations import SiLUConfig as SiLUConfig
+from phasor.config.activations import SwiGLUClampedConfig as SwiGLUClampedConfig
+from phasor.config.activations import SwiGLUConfig as SwiGLUConfig
+from phasor.config.attention import AttentionConfig as AttentionConfig
 from phasor.config.discovery import discover
-from phasor.config.model import LayerConfig, ModelConfig
-from phasor.config.parts import (
-    ClassifierConfig,
-    DeepNormConfig,
-    DropoutConfig,
-    EmbeddingConfig,
-    ExpertsConfig,
-    FanInInitConfig,
-    FeedForwardConfig,
-    HeadConfig,
-    InitConfig,
-    LanguageHeadConfig,
-    LayerNormConfig,
-    LogitsConfig,
-    MaskedHeadConfig,
-    NoHeadConfig,
-    NoNormConfig,
-    NormalInitConfig,
-    NormConfig,
-    OutputConfig,
-    ParallelConfig,
-    PlacementConfig,
-    PooledHeadConfig,
-    PostConfig,
-    PreConfig,
-    RMSNormConfig,
-    SandwichConfig,
-    SequenceClassifierConfig,
-    T5InitConfig,
-    TokenClassifierConfig,
-    XavierInitConfig,
-)
-from phasor.config.positions import Extension, PositionConfig
-from phasor.config.sparse import ChunkedConfig, DilatedConfig, SparseConfig, StridedConfig, TopKConfig
-
-__all__ = [
-    "ActivationConfig",
-    "AttentionConfig",
-    "ChunkedConfig",
-    "ClassifierConfig",
-    "DeepNormConfig",
-    "DilatedConfig",
-    "DropoutConfig",
-    "EmbeddingConfig",
-    "ExpertsConfig",
-    "Extension",
-    "FanInInitConfig",
-    "FeedForwardConfig",
-    "GEGLUConfig",
-    "GEGLUTanhConfig",
-    "GELUConfig",
-    "GELUTanhConfig",
-    "GLUConfig",
-    "HeadConfig",
-    "InitConfig",
-    "LanguageHeadConfig",
-    "LayerConfig",
-    "LayerNormConfig",
-    "LogitsConfig",
-    "MaskedHeadConfig",
-    "ModelConfig",
-    "NoHeadConfig",
-    "NoNormConfig",
-    "NormConfig",
-    "NormalInitConfig",
-    "OutputConfig",
-    "ParallelConfig",
-    "PlacementConfig",
-    "PooledHeadConfig",
-    "PositionConfig",
-    "PostConfig",
-    "PreConfig",
-    "RMSNormConfig",
-    "ReGLUConfig",
-    "ReLUConfig",
-    "ReLUSquaredConfig",
-    "SandwichConfig",
-    "SequenceClassifierConfig",
-    "SiLUConfig",
-    "SparseConfig",
-    "StridedConfig",
-    "SwiGLUClampedConfig",
-    "SwiGLUConfig",
-    "T5InitConfig",
-    "TokenClassifierConfig",
-    "TopKConfig",
-    "XavierInitConfig",
-]
+from phasor.config.model import LayerConfig as LayerConfig
+from phasor.config.model import ModelConfig as ModelConfig
+from phasor.config.parts import ClassifierConfig as ClassifierConfig
+from phasor.config.parts import DeepNormConfig as DeepNormConfig
+from phasor.config.parts import DropoutConfig as DropoutConfig
+from phasor.config.parts import EmbeddingConfig as EmbeddingConfig
+from phasor.config.parts import ExpertsConfig as ExpertsConfig
+from phasor.config.parts import FanInInitConfig as FanInInitConfig
+from phasor.config.parts import FeedForwardConfig as FeedForwardConfig
+from phasor.config.parts import HeadConfig as HeadConfig
+from phasor.config.parts import InitConfig as InitConfig
+from phasor.config.parts import LanguageHeadConfig as LanguageHeadConfig
+from phasor.config.parts import LayerNormConfig as LayerNormConfig
+from phasor.config.parts import LogitsConfig as LogitsConfig
+from phasor.config.parts import MaskedHeadConfig as MaskedHeadConfig
+from phasor.config.parts import NoHeadConfig as NoHeadConfig
+from phasor.config.parts import NoNormConfig as NoNormConfig
+from phasor.config.parts import NormalInitConfig as NormalInitConfig
+from phasor.config.parts import NormConfig as NormConfig
+from phasor.config.parts import OutputConfig as OutputConfig
+from phasor.config.parts import ParallelConfig as ParallelConfig
+from phasor.config.parts import PlacementConfig as PlacementConfig
+from phasor.config.parts import PooledHeadConfig as PooledHeadConfig
+from phasor.config.parts import PostConfig as PostConfig
+from phasor.config.parts import PreConfig as PreConfig
+from phasor.config.parts import RMSNormConfig as RMSNormConfig
+from phasor.config.parts import SandwichConfig as SandwichConfig
+from phasor.config.parts import SequenceClassifierConfig as SequenceClassifierConfig
+from phasor.config.parts import T5InitConfig as T5InitConfig
+from phasor.config.parts import TokenClassifierConfig as TokenClassifierConfig
+from phasor.config.parts import XavierInitConfig as XavierInitConfig
+from phasor.config.positions import Extension as Extension
+from phasor.config.positions import PositionConfig as PositionConfig
+from phasor.config.sparse import ChunkedConfig as ChunkedConfig
+from phasor.config.sparse import DilatedConfig as DilatedConfig
+from phasor.config.sparse import SparseConfig as SparseConfig
+from phasor.config.sparse import StridedConfig as StridedConfig
+from phasor.config.sparse import TopKConfig as TopKConfig
 
 discover()
