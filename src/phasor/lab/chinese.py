@@ -20,7 +20,6 @@ SENTENCES = {
     "this is not JSON: {}": "这不是 JSON：{}",
     "{} is not a number of JSON": "{} 不是 JSON 的数字",
     "this matrix has {} elements; at most {} are sent": "这个矩阵有 {} 个元素；最多发送 {} 个",
-    "a matrix of {} has {} elements; at most {} are sent": "{} 的矩阵有 {} 个元素；最多发送 {} 个",
     "the values of this scheme overflow at these positions: choose smaller ones": (
         "这种方案的值在这些位置溢出：请选小一些的位置"
     ),

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -90,18 +89,6 @@ def check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
         raise FieldError(name, f"{what} at least {bounds[MINIMUM]:,}{unit}, not {shown}")
     if MAXIMUM in bounds and size > bounds[MAXIMUM]:
         raise FieldError(name, f"{what} at most {bounds[MAXIMUM]:,}{unit}, not {shown}")
-
-
-def check_elements(field: str, *shape: int) -> None:
-    """Raise FieldError where a matrix of this shape has more elements than are sent, before it is computed.
-
-    >>> check_elements("length", 1024, 2048)
-    """
-    if math.prod(shape) > MAX_ELEMENTS:
-        size = " x ".join(f"{n:,}" for n in shape)
-        raise FieldError(
-            field, f"a matrix of {size} has {math.prod(shape):,} elements; at most {MAX_ELEMENTS:,} are sent"
-        )
 
 
 @dataclass(frozen=True)

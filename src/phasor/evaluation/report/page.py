@@ -12,53 +12,6 @@ from typing import Any, NamedTuple, Self
 from phasor.evaluation.report.chinese import PROVENANCE, TABLE_HEADS
 
 LANGUAGES = ("en", "zh-CN")
-STYLE = """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: break-word; }
-:root:not(:lang(zh)) [lang="zh-CN"], :root:lang(zh) [lang="en"] { display: none; }
-:focus-visible { outline: 2px solid var(--query); outline-offset: 2px; }
-header { display: flex; align-items: center; gap: 8px; padding: 10px 32px; border-bottom: 1px solid var(--line); }
-header i { color: var(--soft); flex: 1; }
-button { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--faint); border-radius: 6px;
-         padding: 4px 11px; min-height: 32px; cursor: pointer; }
-button:hover { background: var(--hover); }
-main { max-width: 1120px; margin: 0 auto; padding: 24px 32px 56px; }
-h1 { font-size: 32px; line-height: 1.2; letter-spacing: -0.01em; margin: 0; max-width: 820px; text-wrap: balance; }
-h2 { font-size: 19px; line-height: 1.35; margin: 36px 0 8px; }
-p, ul { margin: 12px 0; max-width: 820px; }
-.lead { color: var(--soft); font-size: 17px; line-height: 1.42; margin-top: 6px; }
-.wide { overflow-x: auto; margin: 12px 0; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 15px; }
-caption { text-align: left; padding: 4px 0; color: var(--soft); }
-th, td { text-align: left; padding: 6px 16px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
-th, .number { white-space: nowrap; }
-.number { text-align: right; padding: 6px 0 6px 16px; }
-figure { margin: 20px 0; }
-figure svg { display: block; width: 100%; min-width: 720px; height: auto; }
-figure svg text { font-family: inherit !important; fill: var(--ink); }
-figcaption { color: var(--soft); font-size: 15px; }
-pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px 14px;
-      font: 14px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
-li { margin: 3px 0; }
-@media (max-width: 620px) {
-  header { padding: 10px 16px; }
-  main { padding: 18px 16px 40px; }
-  h1 { font-size: 25px; }
-}
-"""
-SCRIPT = """
-const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
-const [language, theme] = document.querySelectorAll("button");
-let chosen;
-const paint = () => { root.dataset.theme = chosen ?? (system.matches ? "dark" : "light"); };
-const speak = (name) => { root.lang = name; document.title = document.querySelector("h1").innerText; };
-language.onclick = () => speak(root.lang === "en" ? "zh-CN" : "en");
-theme.onclick = () => { chosen = root.dataset.theme === "dark" ? "light" : "dark"; paint(); };
-system.addEventListener("change", paint);
-paint();
-speak(navigator.language.startsWith("zh") ? "zh-CN" : "en");
-"""
 
 
 class Text(NamedTuple):
@@ -75,10 +28,14 @@ class Text(NamedTuple):
         return self.en
 
 
+def read_file(name: str) -> str:
+    return (resources.files("phasor") / name).read_text(encoding="utf-8")
+
+
 @functools.cache
 def theme() -> str:
     """The colors and fonts of the lab, light and dark: the variables of its style sheet."""
-    style = (resources.files("phasor") / "lab" / "page" / "style.css").read_text(encoding="utf-8")
+    style = read_file("lab/page/style.css")
     return "\n".join(re.findall(r"^:root.*?^\}", style, flags=re.MULTILINE | re.DOTALL))
 
 
@@ -179,14 +136,15 @@ class Page:
         """The page as one file."""
         title = self.title.en if isinstance(self.title, Text) else self.title
         blocks = "\n".join(self.blocks)
+        style, script = (read_file(f"evaluation/report/page.{kind}") for kind in ("css", "js"))
         return (
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(title)}</title>\n<style>{theme()}{STYLE}</style>\n</head>\n"
+            f"<title>{escape(title)}</title>\n<style>{theme()}\n{style}</style>\n</head>\n"
             f"<body>\n<header><b>phasor</b> <i>{mark_up(Text('report', '报告'))}</i>"
             f"<button>{mark_up(Text('中文', 'English'))}</button>"
             f"<button>{mark_up(Text('Light or dark', '浅色或深色'))}</button></header>\n"
-            f"<main>\n{blocks}\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+            f"<main>\n{blocks}\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
         )
 
     def _add(self, block: str) -> Self:

@@ -9,7 +9,6 @@ from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Side
 from phasor.config.schema import by_kind, names
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, Matrix, bounded_field, register
-from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.schemes import plain_model
 
 if TYPE_CHECKING:
@@ -191,38 +190,3 @@ register("encodings", "facts", EncodingRequest, facts)
 register("encodings", "rotation", RotationRequest, rotation)
 register("encodings", "criteria", CriteriaRequest, criteria)
 register("encodings", "combination", CombinationRequest, combination)
-
-# What the documents show that the view shows too.
-show(
-    "encodings",
-    {
-        FROM_SCRATCH: {
-            "n=16&t=5": ("0 to 15 in binary", "0 到 15 的二进制"),
-            "": ("the matrix of sinusoids, a row per position", "正弦编码矩阵，每行一个位置"),
-            "layout=interleaved": ("sinusoids as they are interleaved", "正弦与余弦交错排列"),
-            "t=20&k=12": ("row t + k is row t rotated", "第 t + k 行是第 t 行的旋转"),
-            "n=256&t=100": ("a continuous numeral of geometric wavelengths", "等比波长的连续进制编码"),
-        },
-        READING_NOTES: {
-            "s=normalized": ("numbers from 0 to 1 for a sentence", "方案一：每个时间步一个 [0, 1] 之间的数"),
-            "s=counting": ("a number per position, counted", "方案二：线性地为每个时间步分配一个数"),
-            "n=48": ("four criteria of an encoding", "理想位置编码的四个条件"),
-            "n=16": ("binary digits and how fast they change", "二进制各位的变化速率"),
-            "n=50": ("128 features for 50 positions", "长度 50 的 128 维位置编码"),
-            "std=1": ("sum or concatenation", "相加还是拼接"),
-        },
-        ROTARY_EXPLAINED: {
-            "s=learned": ("learned embeddings end with their table", "learned embedding 的外推困难"),
-            "n=128": ("a function of position and dimension, bounded and distinct", "有界且有区分度的二维函数"),
-            "dim=64&n=128": ("a Fourier basis over positions", "位置函数的 Fourier 展开"),
-        },
-        ARCHITECTURE: {
-            "t=3": ("sinusoidal positions", "正余弦位置编码"),
-            "s=t5": ("T5: a scalar by distance on the scores", "T5 的相对位置偏置"),
-            "s=alibi": ("the bias of ALiBi", "ALiBi 偏置"),
-        },
-        RELATIVE_POSITIONS: {
-            "n=256": ("similarity is symmetric and falls with the distance", "内积对称，且随距离衰减"),
-        },
-    },
-)

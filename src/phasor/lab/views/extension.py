@@ -21,7 +21,6 @@ from phasor.config.positions import RotaryPair
 from phasor.config.schema import Choice, Config, fields, summary, unknown
 from phasor.inspect.explain import SchemeReport, differences, format_layers, scheme_report, to_plain
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
-from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, READING_NOTES, RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model
 from phasor.models.extensions import NONE, extend_config
 from phasor.models.presets import PRESETS
@@ -382,30 +381,3 @@ register("extension", "presets", PresetsRequest, list_presets)
 register("extension", "open", OpenRequest, open_config)
 register("extension", "methods", MethodsRequest, explain_methods)
 register("extension", "similarity", MethodsRequest, similarity)
-
-PLAIN = "linear=0&ntk=0&yarn=0"
-show(
-    "extension",
-    {
-        FROM_SCRATCH: {
-            f"times=1&{PLAIN}": ("wavelengths as a geometric series", "周期（波长）是等比数列"),
-        },
-        READING_NOTES: {
-            f"times=1&base=500&{PLAIN}": (
-                "fast pairs tell near positions apart, slow ones far",
-                "θ 大分得清近处，θ 小分得清远处",
-            ),
-        },
-        ROTARY_EXPLAINED: {
-            f"times=1&dim=16&{PLAIN}": ("angles and periods of the subspaces", "各子空间的角度与周期表"),
-            f"times=16&{PLAIN}": ("positions beyond the longest of training", "超过训练长度的位置难以外推"),
-        },
-        ARCHITECTURE: {
-            f"times=1&base=500000&{PLAIN}": ("the wavelength of each pair by the base", "底数与每个子空间的波长"),
-            PLAIN: ("similarity falls with the distance", "RoPE 的长期衰减"),
-        },
-        RELATIVE_POSITIONS: {
-            "": ("from RoPE to PI, NTK and YaRN", "RoPE → PI → NTK → YaRN"),
-        },
-    },
-)

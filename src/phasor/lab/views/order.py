@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from phasor.config import PositionConfig
 from phasor.config.schema import unknown
 from phasor.lab.endpoints import MAX_ELEMENTS, MAX_TOKENS, FieldError, LabRequest, Matrix, bounded_field, register
-from phasor.lab.figures import ARCHITECTURE, ROTARY_EXPLAINED, show
 from phasor.lab.folders import Folder, Folders
 from phasor.lab.texts import (
     AttentionKind,
@@ -235,23 +234,6 @@ def cut(reading: Reading, request: AttentionRequest) -> Matrix:
     head = slice(None) if request.head is None else slice(request.head, request.head + 1)
     return Matrix.of(torch.stack([weights[head] for weights in chosen if weights is not None]))
 
-
-show(
-    "order",
-    {
-        ROTARY_EXPLAINED: {
-            "": (
-                "why positions are needed: two train tickets of the same words",
-                "为什么需要位置编码：词相同的两张火车票",
-            ),
-            "pos=rotary": ("the tickets with rotary positions", "两张火车票，加上旋转位置编码"),
-        },
-        ARCHITECTURE: {
-            "pos=sinusoidal": ("bidirectional attention of an encoder", "编码器的双向注意力"),
-            "att=causal": ("masked self-attention of a decoder", "解码器的掩码自注意力"),
-        },
-    },
-)
 
 register("order", "ticket", TicketRequest, compare_sentences)
 register("order", "models", ModelsRequest, list_models, folders=True)

@@ -7,7 +7,6 @@ from typing import Any
 from phasor.config import ActivationConfig, NormConfig, PlacementConfig
 from phasor.config.schema import by_kind
 from phasor.lab.endpoints import MAX_HEAD_DIM, FieldError, LabRequest, Matrix, bounded_field, register
-from phasor.lab.figures import ARCHITECTURE, FROM_SCRATCH, show
 
 HEAD_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -124,25 +123,3 @@ register("parts", "curves", ActivationCurvesRequest, curves)
 register("parts", "gate", GateRequest, gate)
 register("parts", "norms", NormRequest, norms)
 register("parts", "placement", PlacementRequest, placement)
-
-# What the documents show that the view shows too.
-show(
-    "parts",
-    {
-        FROM_SCRATCH: {
-            "": ("why scores are divided by the square root of d", "Attention 为什么要除以根号 d"),
-            "d=512": ("the gradient of a softmax that is almost one-hot", "接近 one-hot 的 softmax 的梯度"),
-            "d=128": ("the variance of a product of d features", "q·k 的方差为 d"),
-        },
-        ARCHITECTURE: {
-            "part=norms": ("LayerNorm and RMSNorm", "LayerNorm 与 RMSNorm"),
-            "part=placements": ("where norms are placed: pre, post, sandwich", "归一化位置：Pre、Post、Sandwich"),
-            "part=placements&layers=48": ("DeepNorm for deep stacks", "稳定深层训练的 DeepNorm"),
-            "part=activations": ("ReLU, Swish and GELU", "ReLU、Swish 与 GELU"),
-            "part=activations&slopes=1": ("the slope of ReLU that is 0", "ReLU 的神经元失效"),
-            "part=activations&a=glu": ("GLU", "GLU"),
-            "part=activations&a=swiglu": ("SwiGLU", "SwiGLU"),
-            "part=activations&a=geglu": ("GeGLU", "GeGLU"),
-        },
-    },
-)

@@ -6,14 +6,6 @@ import math
 from typing import Any, Literal
 
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
-from phasor.lab.figures import (
-    ARCHITECTURE,
-    FROM_SCRATCH,
-    READING_NOTES,
-    RELATIVE_POSITIONS,
-    ROTARY_EXPLAINED,
-    show,
-)
 from phasor.nn.positions.rotary.config import Pairing, RotaryConfig
 
 SPAN = 256  # distances of the curve, and positions of the ruler
@@ -127,39 +119,3 @@ def score(request: ScoreRequest) -> dict[str, Any]:
 
 register("phasors", "dials", WordsRequest, dials)
 register("phasors", "score", ScoreRequest, score)
-
-show(
-    "phasors",
-    {
-        FROM_SCRATCH: {
-            "dim=2": ("two features: the inner product has only m − n in it", "二维情形：内积只含 m − n"),
-            "pairing=adjacent": ("rotary over all pairs of a vector", "完整的 RoPE：两两一组旋转"),
-            "q=200&k=0": ("sines and cosines of the distance, pair by pair", "内积中的 sin 与 cos：相对距离的编码"),
-        },
-        READING_NOTES: {
-            "dim=2&q=3&k=1": ("a vector as a complex number, times exp(i m θ)", "向量写成复数，乘以 exp(i m θ)"),
-            "at=65536": ("the result depends on m − n alone", "结果只取决于 m − n"),
-            "dim=16&q=100&k=20": ("large θ for near, small θ for far", "大 θ 分辨近处，小 θ 分辨远处"),
-        },
-        ROTARY_EXPLAINED: {
-            "dim=2&q=1&k=0": ("a rotation in the plane", "二维平面上的旋转"),
-            "dim=2&alike=0.6": ("two vectors rotated by i and j, and their angle", "两个向量各转 i 与 j 后的夹角"),
-            "rotate=before&at=1024": ("why not rotate before the projection?", "为什么不在投影之前做旋转？"),
-            "dim=8": ("independent rotations in orthogonal planes", "在正交的二维子空间上独立旋转"),
-            "dim=8&q=5&k=0": ("table: Θ, R(Θ) and iΘ", "表：Θ、R(Θ) 与 iΘ"),
-            "dim=16&q=8&k=0": ("table: frequencies and periods", "表：频率与周期"),
-            "dim=2&q=44&k=0": ("does an angle repeat? 44 positions nearly do", "角度会重复吗？44 个位置时几乎重合"),
-            "dim=2&q=25&k=3": ("is one plane enough?", "一个二维空间就够了吗？"),
-        },
-        ARCHITECTURE: {
-            "at=1048576": ("R_i times the transpose of R_j is R_(i−j)", "R_i 乘 R_j 的转置等于 R_(i−j)"),
-            "dim=16&pairing=adjacent": ("neighboring elements are a plane", "连续的两个元素构成一个子空间"),
-            "dim=128": ("base and wavelengths", "底数 b 与波长 λ"),
-            "q=250&k=0&dim=128": ("decay with distance, a trend only", "长期衰减：只是一种趋势"),
-        },
-        RELATIVE_POSITIONS: {
-            "dim=2&q=7&k=2": ("the real part of a product of complex numbers", "复数乘积的实部"),
-            "q=20&k=90": ("a function g of the distance: symmetric?", "距离的函数 g：对称吗？"),
-        },
-    },
-)

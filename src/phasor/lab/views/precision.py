@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from phasor.lab.endpoints import MAX_POSITION, Matrix, bounded_field, register
-from phasor.lab.figures import RELATIVE_POSITIONS, ROTARY_EXPLAINED, show
 from phasor.lab.views.phasors import HeadRequest
 
 POWERS = range(37)
@@ -73,16 +72,3 @@ def logits(request: LogitsRequest) -> dict[str, Any]:
 
 register("precision", "errors", AnglesRequest, errors)
 register("precision", "logits", LogitsRequest, logits)
-
-CODE, CODE_ZH = "the code that multiplies positions and frequencies as floats", "代码：用浮点数计算位置乘频率"
-show(
-    "precision",
-    {
-        RELATIVE_POSITIONS: {
-            "": (CODE, CODE_ZH),
-        },
-        ROTARY_EXPLAINED: {
-            "method=bfloat16": (CODE, CODE_ZH),
-        },
-    },
-)

@@ -1,0 +1,10 @@
+const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
+const [language, theme] = document.querySelectorAll("button");
+let chosen;
+const paint = () => { root.dataset.theme = chosen ?? (system.matches ? "dark" : "light"); };
+const speak = (name) => { root.lang = name; document.title = document.querySelector("h1").innerText; };
+language.onclick = () => speak(root.lang === "en" ? "zh-CN" : "en");
+theme.onclick = () => { chosen = root.dataset.theme === "dark" ? "light" : "dark"; paint(); };
+system.addEventListener("change", paint);
+paint();
+speak(navigator.language.startsWith("zh") ? "zh-CN" : "en");
