@@ -170,11 +170,7 @@ def compare(losses: dict[str, list[float]], result: dict[str, Any]) -> dict[str,
     weights = result["unit_weights"]
     total = sum(weights)
     means = {name: sum(w * x for w, x in zip(weights, each, strict=True)) / total for name, each in losses.items()}
-    pairs = [
-        {"first": pair.first, "second": pair.second, "shown": pair.shown, "difference": pair.difference.to_dict()}
-        for pair in compare_pairs(losses, weights)
-    ]
-    return {"loss": means, "pairs": pairs, "units": f"{len(weights)} {result['unit']}s"}
+    return {"loss": means, "pairs": compare_pairs(losses, weights), "units": f"{len(weights)} {result['unit']}s"}
 
 
 def state_orders(seeds: list[dict[str, Any]]) -> list[str]:

@@ -35,8 +35,8 @@ from phasor.evaluation.compare.comparison import (
     write_comparison,
 )
 from phasor.evaluation.compare.report import exact_rows
-from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.settings import check_compare_settings
+from phasor.evaluation.intervals import compare_lengths
 from phasor.evaluation.lengths_report import describe_orders
 from phasor.evaluation.report import Page, check_out, write_report
 from phasor.training.progress import TrainingProgress
@@ -109,11 +109,8 @@ def reproduce_tasks(
         for label, scheme in published.labels.items()
         if (scheme, published.times[0]) in joined
     ]
-    pairs = [
-        pair | {"times": times}
-        for times in published.times
-        for pair in order_pairs(joined, list(published.labels.values()), times, None)
-    ]
+    found = compare_lengths(joined, list(published.labels.values()), published.times)
+    pairs = [pair | {"times": pair["length"]} for pair in found]
     last = results[published.tasks[-1]]
     whole = {"tasks": results, "seeds": last["seeds"], "provenance": last["provenance"]}
     whole |= describe_publication(published, table, check_claims(published, pairs))

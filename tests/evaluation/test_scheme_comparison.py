@@ -21,10 +21,9 @@ from phasor.data.tasks import TASKS, TaskProblems, spell
 from phasor.data.tokenizers import SpecialIds, byte_tokenizer
 from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.compare import compare, problems, settings, texts
-from phasor.evaluation.compare.results import order_pairs
 from phasor.evaluation.compare.schemes import ComparedScheme, comparable_kinds
 from phasor.evaluation.compare.settings import SIZES, check_compare_settings
-from phasor.evaluation.intervals import paired_interval
+from phasor.evaluation.intervals import compare_lengths, paired_interval
 from phasor.evaluation.report import check_out
 from phasor.manifest import DamagedError
 from phasor.training import TrainingProgress
@@ -120,12 +119,12 @@ def test_orders_are_those_that_every_seed_shows():
     draw = np.random.default_rng(0)
     values = {("a", 8): draw.normal(0, 1, (3, 40)), ("c", 8): draw.normal(0.3, 1, (3, 40))}
     values["b", 8] = values["a", 8] + 0.2 + 0.01 * draw.normal(0, 1, (3, 40))
-    for pair in order_pairs(values, ["a", "b", "c"], 8, None):
+    for pair in compare_lengths(values, ["a", "b", "c"], [8]):
         rows = values[pair["first"], 8] - values[pair["second"], 8]
         shown = [paired_interval(row.tolist()).high < 0 for row in rows]
         assert pair["seeds_shown"] == sum(shown)
         assert pair["shown"] == all(shown)
-    assert any(pair["shown"] for pair in order_pairs(values, ["a", "b"], 8, None))
+    assert any(pair["shown"] for pair in compare_lengths(values, ["a", "b"], [8]))
 
 
 def test_a_comparison_on_texts_is_resumed_and_refused_when_its_data_change(tmp_path, monkeypatch, run_phasor):

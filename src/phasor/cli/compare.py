@@ -115,13 +115,19 @@ def print_result(result: dict[str, Any], out: Path) -> None:
 
 
 def print_losses(result: dict[str, Any]) -> None:
-    from phasor.evaluation.compare.report import loss_rows
-    from phasor.evaluation.lengths_report import describe_factor, describe_protocol, length_name, order_lines
+    from phasor.evaluation.compare.report import spread_rows
+    from phasor.evaluation.lengths_report import (
+        describe_factor,
+        describe_protocol,
+        length_name,
+        order_lines,
+        table_rows,
+    )
 
     heads = ["model", *map(length_name, result["lengths"])]
-    print_table("loss, nats per token", heads, loss_rows(result))
+    print_table("loss, nats per token", heads, table_rows(result, "loss"))
     if result["seeds"] > 1:
-        print_table("lowest and highest mean of a seed", heads, loss_rows(result, "seeds"))
+        print_table("lowest and highest mean of a seed", heads, spread_rows(result))
     show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
     if result["extension_orders"]:
         lines = order_lines(result | {"orders": result["extension_orders"]})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 LEVEL = 0.95
 MANY = 2000  # degrees of freedom from which an expansion about the normal distribution has 7 digits or more
@@ -92,44 +95,51 @@ def binomial_interval(successes: int, trials: int, *, level: float = LEVEL) -> I
     return Interval(share, low, high, trials, level)
 
 
-@dataclass(frozen=True)
-class PairedComparison:
-    """Two names, the one with the lower mean first, and the interval of `first - second`."""
-
-    first: str
-    second: str
-    difference: Interval
-
-    @property
-    def shown(self) -> bool:
-        """Whether the order is shown: whether the interval of the difference excludes 0."""
-        return self.difference.excludes_zero
-
-    def __str__(self) -> str:
-        return f"{self.first} < {self.second}" + ("" if self.shown else ": not shown")
-
-
-def compare_pairs(
-    values: Mapping[str, Sequence[float]], weights: Sequence[float] | None = None, *, level: float = LEVEL
-) -> list[PairedComparison]:
+def compare_pairs(values: Mapping[str, ArrayLike], weights: Sequence[float] | None = None) -> list[dict[str, Any]]:
     """Every two of several names, lowest mean first; `values[name][i]` is of the same document for every name.
 
-    An order is stated where the interval of the paired difference excludes 0. Each interval has the level by itself:
-    among twenty pairs that do not differ, one is shown on average.
+    An order is shown where the interval of the paired difference excludes 0. Each interval has the level by itself:
+    among twenty pairs that do not differ, one is shown on average. Of values `[seeds, documents]` every seed has to
+    show the order by itself, and `difference` is that of their means.
 
     >>> losses = {"linear": [2.1, 2.3, 2.2], "yarn": [2.0, 2.2, 2.1], "window": [2.0, 2.3, 2.0]}
-    >>> [str(pair) for pair in compare_pairs(losses)]
+    >>> [pair["statement"] for pair in compare_pairs(losses)]
     ['yarn < window: not shown', 'yarn < linear', 'window < linear: not shown']
+    >>> [pair["seeds_shown"] for pair in compare_pairs({"a": [[1.0, 2.0], [1.0, 2.1]], "b": [[2.0, 3.0], [0.0, 3.0]]})]
+    [1]
     """
-    means = {name: paired_interval(each, weights).estimate for name, each in values.items()}
-    ordered = sorted(values, key=lambda name: (math.isnan(means[name]), means[name]))
-    return [
-        PairedComparison(
-            first,
-            second,
-            paired_interval([a - b for a, b in zip(values[first], values[second], strict=True)], weights, level=level),
+    rows = {name: np.atleast_2d(each) for name, each in values.items()}
+    means = {name: paired_interval(each.mean(0).tolist(), weights).estimate for name, each in rows.items()}
+    ordered = sorted(rows, key=lambda name: (math.isnan(means[name]), means[name]))
+    pairs = []
+    for first, second in combinations(ordered, 2):
+        differences = rows[first] - rows[second]
+        seeds_shown = sum(paired_interval(row.tolist(), weights).high < 0 for row in differences)
+        shown = seeds_shown == len(differences)
+        pairs.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": paired_interval(differences.mean(0).tolist(), weights).to_dict(),
+                "shown": shown,
+                "seeds_shown": seeds_shown,
+                "statement": f"{first} < {second}" + ("" if shown else ": not shown"),
+            }
         )
-        for first, second in combinations(ordered, 2)
+    return pairs
+
+
+def compare_lengths(
+    values: Mapping[tuple[str, int], ArrayLike],
+    names: Sequence[str],
+    lengths: Iterable[int],
+    weights: Sequence[float] | None = None,
+) -> list[dict[str, Any]]:
+    """The pairs of names at every length, of values by name and length."""
+    return [
+        {"length": length, **pair}
+        for length in lengths
+        for pair in compare_pairs({name: values[name, length] for name in names if (name, length) in values}, weights)
     ]
 
 

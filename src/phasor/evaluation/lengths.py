@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.config.schema import with_article
-from phasor.evaluation.intervals import compare_pairs, paired_interval
+from phasor.evaluation.intervals import compare_lengths, paired_interval
 from phasor.evaluation.length_losses import Key, Measured, measure
 from phasor.evaluation.length_settings import BATCH_TOKENS, STRIDE, LengthSettings, check_settings
 from phasor.evaluation.report import Text, check_out, chinese, provenance, write_report
@@ -149,18 +149,6 @@ def describe(
         table.append(
             {"extension": name, "length": length, "factor": factor, **means, "difference": difference, "losses": values}
         )
-    orders = [
-        {
-            "length": length,
-            "first": pair.first,
-            "second": pair.second,
-            "difference": pair.difference.to_dict(),
-            "shown": pair.shown,
-            "statement": str(pair),
-        }
-        for length in settings.lengths
-        for pair in compare_pairs({name: units[name, length] for name in settings.names}, rows.weights)
-    ]
     said = notes(rows, variants, settings, trained_length(config), original_length(config))
     per_row = settings.targets if settings.protocol == "last" else settings.largest
     return {
@@ -184,7 +172,7 @@ def describe(
         "names": {name: variant_names()[name] for name in settings.names},
         "names_zh": {name: chinese.MODELS.get(name, variant_names()[name]) for name in settings.names},
         "rows": table,
-        "orders": orders,
+        "orders": compare_lengths(units, settings.names, settings.lengths, rows.weights),
         "positions": describe_positions(found, settings),
         "notes": [note.en for note in said],
         "notes_zh": [note.zh for note in said],

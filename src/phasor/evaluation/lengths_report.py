@@ -40,15 +40,15 @@ def format_interval(interval: dict[str, Any], sign: str = "") -> Text | str:
 
 
 def table_rows(result: Result, column: str) -> list[list[Text | str]]:
-    """A row of cells per model: its name with the factor of its extension, then one cell per length."""
-    sign = "+" if column == "difference" else ""
+    """A row of cells per model that has the column: its name with the factor of its extension, then one per length."""
+    sign = "" if column == "loss" else "+"
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         by_name.setdefault(row["extension"], []).append(row)
     return [
         [name_with_factor(name, (row["factor"] for row in rows)), *(format_interval(row[column], sign) for row in rows)]
         for name, rows in by_name.items()
-        if column != "difference" or name != result["baseline"]
+        if rows[0][column] is not None
     ]
 
 

@@ -19,13 +19,12 @@ from phasor.evaluation.lengths_report import (
     describe_protocol,
     draw_losses,
     find_apart,
-    format_interval,
     join_names,
     length_name,
     loss_headline,
-    name_with_factor,
     order_lines,
     plural,
+    table_rows,
 )
 from phasor.evaluation.report import (
     Chart,
@@ -44,24 +43,11 @@ Result = dict[str, Any]
 Sections = Callable[[Page], Page]  # adds sections to a page
 
 
-def loss_rows(result: Result, column: str = "loss") -> list[list[Text | str]]:
-    """A row of cells per model: its name, then one cell per length."""
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for row in result["rows"]:
-        by_name.setdefault(row["extension"], []).append(row)
-    if column == "seeds":
-        names = [*result["schemes"], result["baseline"]]
-        return [[name, *(format_spread(row["seeds"]) for row in by_name[name])] for name in names]
-    sign = "" if column == "loss" else "+"
-    skipped = 1 if column == "change" else 0
-    return [
-        [
-            name_with_factor(name, (row["factor"] for row in rows)),
-            *(format_interval(row[column], sign) for row in rows[skipped:]),
-        ]
-        for name, rows in by_name.items()
-        if rows[0][column] is not None
-    ]
+def spread_rows(result: Result) -> list[list[Text | str]]:
+    """A row of cells per scheme: its name, then the lowest and the highest seed at each length."""
+    found = {(row["extension"], row["length"]): row["seeds"] for row in result["rows"]}
+    names = [*result["schemes"], result["baseline"]]
+    return [[name, *(format_spread(found[name, length]) for length in result["lengths"])] for name in names]
 
 
 def format_spread(values: list[float | None], digits: int = 4) -> Text:
@@ -180,13 +166,14 @@ def text_page(result: Result, figures: dict[str, str], first: Sections) -> Page:
         ),
     )
     made.figure(figures["compare"], BARS)
-    made.heading(Text("Loss, nats per token", "损失，奈特每词元")).table(heads, loss_rows(result))
+    made.heading(Text("Loss, nats per token", "损失，奈特每词元")).table(heads, table_rows(result, "loss"))
     if seeds > 1:
         made.heading(Text("Spread over seeds", "随机种子之间的差异"))
-        made.table(heads, loss_rows(result, "seeds"), Text("The lowest and the highest mean", "最低与最高的均值"))
+        made.table(heads, spread_rows(result), Text("The lowest and the highest mean", "最低与最高的均值"))
     made.heading(Text(f"Change since {trained:,} tokens, paired", f"自 {trained:,} 个词元起的变化，配对"))
     flat = Text("0 is a flat curve; above 0 the loss has grown", "0 表示曲线平坦；高于 0 表示损失增大")
-    made.table([heads[0], *heads[2:]], loss_rows(result, "change"), flat)
+    changes = [[name, *later] for name, _, *later in table_rows(result, "change")]
+    made.table([heads[0], *heads[2:]], changes, flat)
     made.heading(Text(f"Difference to {result['baseline']}, paired", f"与 {result['baseline']} 之差，配对"))
     made.figure(
         figures["difference"],
@@ -195,7 +182,7 @@ def text_page(result: Result, figures: dict[str, str], first: Sections) -> Page:
             "各方案与训练长度的窗口之差，配对",
         ),
     )
-    made.table(heads, loss_rows(result, "difference"), Text("Below 0: better than the window", "低于 0：优于窗口"))
+    made.table(heads, table_rows(result, "difference"), Text("Below 0: better than the window", "低于 0：优于窗口"))
     made.heading(ORDERS).bullets(order_lines(result)).paragraph(describe_orders(result))
     if "extensions" in figures:
         name = result["extended"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from phasor.config import PositionConfig
 from phasor.data.tasks import TASKS
 from phasor.evaluation.compare.schemes import JOIN, ComparedScheme
 from phasor.evaluation.compare.settings import CompareSettings
-from phasor.evaluation.intervals import binomial_interval, paired_interval
+from phasor.evaluation.intervals import binomial_interval, compare_lengths, paired_interval
 from phasor.evaluation.lengths import finite
 from phasor.evaluation.report import Text, chinese
 from phasor.evaluation.variants import NONE, WINDOW, variant_names
@@ -22,43 +21,6 @@ from phasor.nn.positions.texts import read_texts
 
 Parts = Mapping[tuple[str, int], Mapping[str, Any]]  # what was measured, by scheme and seed
 Values = dict[tuple[str, int], NDArray[np.float64]]  # `[seeds, units]`, by label and length
-
-
-def order_pairs(
-    values: Values, names: Iterable[str], length: int, weights: Sequence[float] | None
-) -> list[dict[str, Any]]:
-    """Every two names at a length, lowest mean first; an order is shown where every seed shows it by itself.
-
-    A seed shows an order where the interval of its paired difference, over the same units, excludes 0.
-
-    >>> values = {("a", 8): np.array([[1.0, 2.0], [1.0, 2.1]]), ("b", 8): np.array([[2.0, 3.0], [0.0, 3.0]])}
-    >>> [(pair["first"], pair["shown"], pair["seeds_shown"]) for pair in order_pairs(values, ["a", "b"], 8, None)]
-    [('a', False, 1)]
-    """
-    means = {name: mean_of(values[name, length], weights) for name in names if (name, length) in values}
-    ordered = sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
-    pairs = []
-    for first, second in combinations(ordered, 2):
-        differences = values[first, length] - values[second, length]
-        seeds = [paired_interval(row.tolist(), weights) for row in differences]
-        shown = sum(seed.high < 0 for seed in seeds)
-        whole = paired_interval(differences.mean(0).tolist(), weights)
-        pairs.append(
-            {
-                "length": length,
-                "first": first,
-                "second": second,
-                "difference": whole.to_dict(),
-                "shown": shown == len(seeds),
-                "seeds_shown": shown,
-                "statement": f"{first} < {second}" + ("" if shown == len(seeds) else ": not shown"),
-            }
-        )
-    return pairs
-
-
-def mean_of(values: NDArray[np.float64], weights: Sequence[float] | None) -> float:
-    return float(np.average(values.mean(0), weights=weights))
 
 
 def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
@@ -113,13 +75,9 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
         "names": {label: text.en for label, text in descriptions.items()},
         "names_zh": {label: text.zh for label, text in descriptions.items()},
         "rows": rows,
-        "orders": [
-            pair for length in settings.lengths for pair in order_pairs(values, [*plain, baseline], length, weights)
-        ],
+        "orders": compare_lengths(values, [*plain, baseline], settings.lengths, weights),
         "extended": extended,
-        "extension_orders": [
-            pair for length in settings.lengths for pair in order_pairs(variants, own, length, weights)
-        ],
+        "extension_orders": compare_lengths(variants, list(own), settings.lengths, weights),
         "positions": combine_positions(settings, parts),
         "notes": [*(note.replace("--limit", "--rows") for note in first["notes"]), *(note.en for note in said)],
         "notes_zh": [*(note.replace("--limit", "--rows") for note in first["notes_zh"]), *(note.zh for note in said)],
@@ -245,7 +203,7 @@ def combine_tasks(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
         "seeds": settings.seeds,
         "problems": settings.rows,
         "rows": rows,
-        "orders": [pair for size in settings.lengths for pair in order_pairs(wrong, names, size, None)],
+        "orders": compare_lengths(wrong, names, settings.lengths),
         "notes": [note.en for note in notes],
         "notes_zh": [note.zh for note in notes],
     }
