@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasor.bench import DEFAULT_WORKLOADS, FAMILIES, STUDIES, WORKLOADS
-from phasor.cli.options import add_weights
+from phasor.cli.options import add_weights, declare_options
 from phasor.cli.output import console, new_table, plain, print_json, show
 from phasor.config.schema import unknown
 from phasor.config.text_files import read_text
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 
 EXPLAINING = ("dtype", "weights", "precision", "length", "training")
 MEASURING = ("workloads", "family", "set", "full", "compile", "plot", "read")
+
+MEASURING_OPTIONS = {
+    "--full": "published sizes, a model of 1.04 B; needs a large GPU",
+    "--compile": "compiled variants too; slow to start",
+    "--json FILE": "write JSON into a file, after every workload, or - to print it",
+    "--read FILE": "time nothing; show or draw what --json wrote",
+}
+EXPLAINING_OPTIONS = {
+    "--dtype NAME": "float32, bfloat16, ...; bfloat16 on a GPU, else float32",
+    "--length N": "tokens; the model's max_length by default",
+    "--training": "a training step instead of a forward pass and decoding",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a setting of a workload that runs alone, such as lengths=4096,16384; an unknown one lists all",
     )
-    parser.add_argument("--full", action="store_true", help="published sizes, a model of 1.04 B; needs a large GPU")
-    parser.add_argument("--compile", action="store_true", help="compiled variants too; slow to start")
-    parser.add_argument("--json", metavar="FILE", help="write JSON into a file, after every workload, or - to print it")
+    declare_options(parser, MEASURING_OPTIONS)
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw a bar chart into a file, such as bench.png")
-    parser.add_argument("--read", metavar="FILE", help="time nothing; show or draw what --json wrote")
     group = parser.add_argument_group("which path is taken")
     group.add_argument(
         "--explain",
@@ -72,11 +81,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time nothing; say which path every operation takes and why not a faster one. "
         "preset:NAME, a configuration file, or a model folder; Llama 3.1 if left out",
     )
-    group.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, ...; bfloat16 on a GPU, else float32")
     add_weights(group, "of a model whose large weights are in 8 or 4 bits")
     group.add_argument("--precision", choices=["float8"], help="of a model that trains with matmuls in this dtype")
-    group.add_argument("--length", type=int, metavar="N", help="tokens; the model's max_length by default")
-    group.add_argument("--training", action="store_true", help="a training step instead of a forward pass and decoding")
+    declare_options(group, EXPLAINING_OPTIONS)
 
 
 def run(given: argparse.Namespace) -> int:

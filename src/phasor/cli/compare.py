@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phasor.cli.output import Bar, new_table, print_json, show, show_text
+from phasor.cli.options import declare_options, given_options
+from phasor.cli.output import Bar, print_json, show_table, show_text
 from phasor.cli.streams import print_text
 
-OPTIONAL = argparse.SUPPRESS
-OPTIONS = (
-    "schemes",
-    "data",
-    "valid",
-    "task",
-    "length",
-    "seeds",
-    "steps",
-    "protocol",
-    "tokenizer",
-    "join",
-    "rows",
-    "size",
-)
+OPTIONS = {
+    "--schemes NAME,...": "position schemes (phasor kinds positions), or all; on a task also NAME:randomized, "
+    "NAME:coupled (none,sinusoidal,t5,alibi,rotary)",
+    "--task NAME": "copy, reverse, addition, sort, parity or recall, not texts",
+    "--data FILE": "texts to train on (the sources of Python's standard library)",
+    "--valid FILE": "texts to measure on; held out if left out",
+    "--length LENGTH": "tokens of a text, or items of a problem, that are trained on",
+    "--seeds N": "how often each is trained (1)",
+    "--steps N": "optimizer steps of each run",
+    "--size small|large": "of the model and its training (large on a GPU)",
+    "--protocol NAME": "which tokens count: last (the default), sliding, truncated",
+    "--rows N": "rows or problems that are measured",
+    "--join": "measure all documents end to end as one",
+    "--tokenizer NAME": "bpe, unigram, bytes or a folder (texts: bpe, tasks: bytes)",
+}
 EPILOG = """
 The same command goes on with a comparison that was stopped; more schemes or seeds are added to it. Exit codes are those
 of phasor train.
@@ -40,42 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the folder for the runs and the report")
-    parser.add_argument(
-        "--schemes",
-        metavar="NAME,...",
-        default=OPTIONAL,
-        help="position schemes (phasor kinds positions), or all; on a task also NAME:randomized, NAME:coupled "
-        "(none,sinusoidal,t5,alibi,rotary)",
-    )
-    parser.add_argument(
-        "--task", metavar="NAME", default=OPTIONAL, help="copy, reverse, addition, sort, parity or recall, not texts"
-    )
-    parser.add_argument(
-        "--data", metavar="FILE", default=OPTIONAL, help="texts to train on (the sources of Python's standard library)"
-    )
-    parser.add_argument("--valid", metavar="FILE", default=OPTIONAL, help="texts to measure on; held out if left out")
-    parser.add_argument(
-        "--length", metavar="N", default=OPTIONAL, help="tokens of a text, or items of a problem, that are trained on"
-    )
-    parser.add_argument("--seeds", type=int, metavar="N", default=OPTIONAL, help="how often each is trained (1)")
-    parser.add_argument("--steps", type=int, metavar="N", default=OPTIONAL, help="optimizer steps of each run")
-    parser.add_argument(
-        "--size", metavar="small|large", default=OPTIONAL, help="of the model and its training (large on a GPU)"
-    )
-    parser.add_argument(
-        "--protocol",
-        metavar="NAME",
-        default=OPTIONAL,
-        help="which tokens count: last (the default), sliding, truncated",
-    )
-    parser.add_argument("--rows", type=int, metavar="N", default=OPTIONAL, help="rows or problems that are measured")
-    parser.add_argument("--join", action="store_true", default=OPTIONAL, help="measure all documents end to end as one")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        default=OPTIONAL,
-        help="bpe, unigram, bytes or a folder (texts: bpe, tasks: bytes)",
-    )
+    declare_options(parser, OPTIONS, default=argparse.SUPPRESS)
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -85,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     from phasor.evaluation.compare import compare
     from phasor.evaluation.compare.comparison import StoppedError
 
-    chosen: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    chosen = given_options(given, *(typed.split()[0].removeprefix("--") for typed in OPTIONS))
     chosen |= {"device": given.device, "command": shlex.join(["phasor", *given.typed]), "evaluating": Bar}
     progress = progress_display()
     try:
@@ -125,9 +90,9 @@ def print_losses(result: dict[str, Any]) -> None:
     )
 
     heads = ["model", *map(length_name, result["lengths"])]
-    print_table("loss, nats per token", heads, table_rows(result, "loss"))
+    show_table("loss, nats per token", heads, table_rows(result, "loss"))
     if result["seeds"] > 1:
-        print_table("lowest and highest mean of a seed", heads, spread_rows(result))
+        show_table("lowest and highest mean of a seed", heads, spread_rows(result))
     show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
     if result["extension_orders"]:
         lines = order_lines(result | {"orders": result["extension_orders"]})
@@ -141,12 +106,5 @@ def print_task(result: dict[str, Any]) -> None:
 
     heads = ["scheme", *(f"{size} {result['item']}s" for size in result["lengths"])]
     title = f"{result['task']}, exact answers, trained to {result['trained_size']} {result['item']}s"
-    print_table(title, heads, exact_rows(result))
+    show_table(title, heads, exact_rows(result))
     show_text("orders, fewest wrong answers first", [line.en for line in order_lines(result)])
-
-
-def print_table(title: str, heads: list[str], rows: Sequence[Sequence[object]]) -> None:
-    table = new_table(title, heads)
-    for row in rows:
-        table.add_row(*map(str, row))
-    show(table)

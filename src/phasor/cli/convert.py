@@ -12,11 +12,21 @@ from phasor.cli.options import (
     add_weights,
     choose_weights,
     chosen_extension,
+    declare_options,
     parse_dtype,
     quantized_bits,
 )
 from phasor.cli.output import Bar, print_json
 from phasor.cli.streams import print_text
+
+OPTIONS = {
+    "--format FORMAT": "phasor or hf; by default the other one than the source's",
+    "--dtype DTYPE": "write another dtype: float32, bfloat16, float16, float64",
+    "--check": "write only if transformers has the same token ids and logits, of short texts and of one past windows "
+    "and the trained length where that is affordable",
+    "--check-length N": "the same with a text of N tokens",
+    "--strict": "refuse a config.json with fields that have no effect",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint(parser)
     parser.add_argument("destination", help="the folder to write; a model folder that phasor wrote is replaced")
-    parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default the other one than the source's")
-    parser.add_argument("--dtype", metavar="DTYPE", help="write another dtype: float32, bfloat16, float16, float64")
+    declare_options(parser, OPTIONS)
     add_weights(parser, "write the large weights in 8 or 4 bits, in phasor's format")
     add_positions(parser)
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write only if transformers has the same token ids and logits, of short texts and of one past windows and "
-        "the trained length where that is affordable",
-    )
-    parser.add_argument("--check-length", type=int, metavar="TOKENS", help="the same with a text of TOKENS tokens")
     add_part(parser)
-    parser.add_argument("--strict", action="store_true", help="refuse a config.json with fields that have no effect")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_extension_fields(parser)
 

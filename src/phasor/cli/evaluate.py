@@ -7,14 +7,14 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_part
+from phasor.cli.options import add_checkpoint, add_part, declare_options
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, join_command, processes_argument, refuse_processes
 
 if TYPE_CHECKING:
     from phasor.parallel.processes import JoinedProcesses
 
-# Further evaluations, each chosen by the option of its name: a module with `add_options(group)`, `run(given)`, and in
+# Further evaluations, each chosen by the option of its name: a module with OPTIONS, `run(given)`, and in
 # SHARED the names of the options below that it takes besides its own; another mode may be one of them.
 MODES = {
     "lengths": "phasor.cli.evaluate_lengths",
@@ -22,7 +22,20 @@ MODES = {
     "stream": "phasor.cli.evaluate_stream",
 }
 TRANSLATION = ("target", "num_beams")  # options that no mode takes
-OPTIONAL = argparse.SUPPRESS  # options of modes are absent unless given
+RUN_OPTIONS = {
+    "--data FILE": "evaluate on this instead of the run's validation data",
+    "--target FILE": "the other side of a parallel text in two files",
+    "--num-beams N": "number of beams for translation (5)",
+    "--limit N": "evaluate on the first N examples, rows (--lengths) or tokens (--stream)",
+}
+SEVERAL_MODES = {
+    "--lengths N,N,...": "lengths in tokens; 8k is 8,192",
+    "--extension NAME,...": "models to compare: own (as saved, the default), none, linear, ntk, yarn, sinks, ...; a "
+    "window of the trained length is always beside them",
+    "--factor largest|per-length|N": "factor of an extension: one for all lengths, that of the largest (the default), "
+    "or one per length, or N",
+    "--out FOLDER": "write a report, or the state of a stream",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,49 +49,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint(parser)
     add_part(parser)
-    parser.add_argument("--data", metavar="FILE", help="evaluate on this instead of the run's validation data")
-    parser.add_argument("--target", metavar="FILE", help="the other side of a parallel text in two files")
-    parser.add_argument("--num-beams", type=int, metavar="N", help="number of beams for translation (5)")
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="evaluate on the first N examples, rows (--lengths) or tokens (--stream)"
-    )
+    declare_options(parser, RUN_OPTIONS)
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    group = parser.add_argument_group("with several modes")
-    group.add_argument("--lengths", metavar="N,N,...", default=OPTIONAL, help="lengths in tokens; 8k is 8,192")
-    group.add_argument(
-        "--extension",
-        metavar="NAME,...",
-        default=OPTIONAL,
-        help="models to compare: own (as saved, the default), none, linear, ntk, yarn, sinks, ...; a window of the "
-        "trained length is always beside them",
-    )
-    group.add_argument(
-        "--factor",
-        type=number_or_name,
-        metavar="largest|per-length|N",
-        default=OPTIONAL,
-        help="factor of an extension: one for all lengths, that of the largest (the default), or one per length, or N",
-    )
-    group.add_argument("--out", metavar="FOLDER", default=OPTIONAL, help="write a report, or the state of a stream")
-    groups = {"several": group}
+    groups = {"several": (parser.add_argument_group("with several modes"), SEVERAL_MODES)}
     for name, module in MODES.items():
-        groups[name] = parser.add_argument_group(f"with --{name}")
-        importlib.import_module(module).add_options(groups[name])
+        groups[name] = parser.add_argument_group(f"with --{name}"), importlib.import_module(module).OPTIONS
+    for group, table in groups.values():  # of options that are absent unless given
+        declare_options(group, table, default=argparse.SUPPRESS)
     add_mesh(parser)
-    options = {name: {a.dest: a.option_strings[0] for a in group._group_actions} for name, group in groups.items()}
+    options = {name: {a.dest: a.option_strings[0] for a in group._group_actions} for name, (group, _) in groups.items()}
     parser.set_defaults(mode_options=options)
-
-
-def number_or_name(text: str) -> float | str:
-    """
-    >>> number_or_name("8"), number_or_name("per-length")
-    (8.0, 'per-length')
-    """
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def run(given: argparse.Namespace) -> None:

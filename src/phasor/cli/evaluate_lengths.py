@@ -6,28 +6,29 @@ import argparse
 import shlex
 from pathlib import Path
 
-from phasor.cli.output import Bar, new_table, print_json, show, show_text
+from phasor.cli.options import given_options
+from phasor.cli.output import Bar, print_json, show_table, show_text
 from phasor.cli.streams import print_text
 
 SHARED = ("lengths", "extension", "factor", "out", "data")
-OPTIONAL = argparse.SUPPRESS
+OPTIONS = {
+    "--protocol NAME": "which tokens count: last (the same last tokens of each row at every length, the default), "
+    "sliding (windows that overlap) or truncated (windows that do not)",
+    "--targets N": "last: tokens of a row that count (256)",
+    "--stride N": "sliding: tokens a window moves by (256)",
+    "--join": "read all documents end to end as one",
+}
 
 
-def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--protocol",
-        metavar="NAME",
-        default=OPTIONAL,
-        help="which tokens count: last (the same last tokens of each row at every length, the default), sliding "
-        "(windows that overlap) or truncated (windows that do not)",
-    )
-    group.add_argument(
-        "--targets", type=int, metavar="N", default=OPTIONAL, help="last: tokens of a row that count (256)"
-    )
-    group.add_argument(
-        "--stride", type=int, metavar="N", default=OPTIONAL, help="sliding: tokens a window moves by (256)"
-    )
-    group.add_argument("--join", action="store_true", default=OPTIONAL, help="read all documents end to end as one")
+def number_or_name(text: str) -> float | str:
+    """
+    >>> number_or_name("8"), number_or_name("per-length")
+    (8.0, 'per-length')
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def run(given: argparse.Namespace) -> None:
@@ -45,11 +46,11 @@ def run(given: argparse.Namespace) -> None:
     for name, protocol in (("targets", "last"), ("stride", "sliding")):
         if hasattr(given, name) and getattr(given, "protocol", "last") != protocol:
             raise ValueError(f"--{name} is for --protocol {protocol}")
-    chosen = {name: getattr(given, name) for name in ("protocol", "targets", "stride", "join") if hasattr(given, name)}
+    chosen = given_options(given, "protocol", "targets", "stride", "join")
+    if hasattr(given, "factor"):
+        chosen["factor"] = number_or_name(given.factor)
     if hasattr(given, "extension"):
         chosen["extensions"] = [name.strip() for name in given.extension.split(",")]
-    if hasattr(given, "factor"):
-        chosen["factor"] = given.factor
     result = evaluate_lengths(
         given.model,
         given.data,
@@ -73,10 +74,7 @@ def run(given: argparse.Namespace) -> None:
     ):
         rows = table_rows(result, column)
         if rows:
-            table = new_table(title, heads)
-            for row in rows:
-                table.add_row(*map(str, row))
-            show(table)
+            show_table(title, heads, rows)
     show_text("orders, lowest loss first", [line.en for line in order_lines(result)])
     how = [describe_orders(result), describe_protocol(result), *describe_factor(result)]
     show_text("how", [*(text.en for text in how), *result["notes"]])

@@ -6,29 +6,19 @@ import argparse
 import shlex
 from pathlib import Path
 
-from phasor.cli.output import Bar, new_table, print_json, show, show_text
+from phasor.cli.options import given_options
+from phasor.cli.output import Bar, print_json, show_table, show_text
 from phasor.cli.streams import print_text
 
 SHARED = ("lengths", "extension", "out")
-OPTIONAL = argparse.SUPPRESS
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--retrieval",
-        metavar="TASK,...",
-        default=OPTIONAL,
-        help="what is found in prompts of --lengths tokens, by its depth: passkey, needle, multikey, variables, recall",
-    )
-    group.add_argument("--depths", type=int, metavar="N", default=OPTIONAL, help="retrieval: number of depths (5)")
-    group.add_argument("--trials", type=int, metavar="N", default=OPTIONAL, help="retrieval: prompts of a cell (10)")
-    group.add_argument(
-        "--haystack",
-        metavar="FILE",
-        default=OPTIONAL,
-        help="retrieval: text or tokens to hide needles in, instead of a few sentences that are repeated",
-    )
-    group.add_argument("--seed", type=int, metavar="N", default=OPTIONAL, help="retrieval: seed of the prompts (0)")
+OPTIONS = {
+    "--retrieval TASK,...": "what is found in prompts of --lengths tokens, by its depth: passkey, needle, multikey, "
+    "variables, recall",
+    "--depths N": "retrieval: number of depths (5)",
+    "--trials N": "retrieval: prompts of a cell (10)",
+    "--haystack FILE": "retrieval: text or tokens to hide needles in, instead of a few sentences that are repeated",
+    "--seed N": "retrieval: seed of the prompts (0)",
+}
 
 
 def run(given: argparse.Namespace) -> None:
@@ -41,7 +31,9 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError("--retrieval needs --lengths, the tokens that prompts have, such as --lengths 1k,2k,4k")
     if given.limit is not None:
         raise ValueError("--limit does not go with --retrieval: the number of prompts is --trials")
-    names = {"depths": "depths", "trials": "trials", "haystack": "haystack", "seed": "seed", "extension": "extensions"}
+    chosen = given_options(given, "depths", "trials", "haystack", "seed")
+    if hasattr(given, "extension"):
+        chosen["extensions"] = given.extension
     result = evaluate_retrieval(
         given.model,
         given.retrieval,
@@ -52,7 +44,7 @@ def run(given: argparse.Namespace) -> None:
         out=getattr(given, "out", None),
         command=shlex.join(["phasor", *given.typed]),
         progress=Bar("evaluating"),
-        **{new: getattr(given, name) for name, new in names.items() if hasattr(given, name)},
+        **chosen,
     )
     if given.json:
         print_json(result)
@@ -61,14 +53,8 @@ def run(given: argparse.Namespace) -> None:
     print("exact match (mean log-probability of the answer, in nats), by depth and length\n")
     for task, summary in result["tasks"].items():
         for name in result["extensions"]:
-            table = new_table(f"{task}, {model_name(result, name)}", ["depth", *lengths])
-            for row in depth_rows(result, task, name):
-                table.add_row(*row)
-            show(table)
-        table = new_table(f"{task}: {summary}; all depths", ["model", *lengths])
-        for cells in length_rows(result, task):
-            table.add_row(*map(str, cells))
-        show(table)
+            show_table(f"{task}, {model_name(result, name)}", ["depth", *lengths], depth_rows(result, task, name))
+        show_table(f"{task}: {summary}; all depths", ["model", *lengths], length_rows(result, task))
     show_text("how", [*describe_map(result).en.replace(". ", ".\n").splitlines(), *result["notes"]])
     if hasattr(given, "out"):
         print_text(f"\nreport   {Path(given.out) / PAGE}")

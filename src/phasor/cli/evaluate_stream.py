@@ -7,38 +7,26 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import parse_dtype
+from phasor.cli.options import given_options, parse_dtype
 from phasor.cli.output import CLEAR, LINE_SECONDS, bar, clock, print_json
 
 if TYPE_CHECKING:
     from phasor.evaluation.stream import StreamProgress
 
 SHARED = ("out",)
-OPTIONAL = argparse.SUPPRESS
-
-
-def add_options(group: Any) -> None:
-    group.add_argument(
-        "--stream",
-        metavar="FILE",
-        default=OPTIONAL,
-        help="read a text, or token ids (.bin, .tokens, .npy), as one sequence of any length in constant memory; "
-        "--out saves the state, for --resume",
-    )
-    for name, metavar, kind, line in (
-        ("chunk", "N", int, "tokens that are read at a time"),
-        ("window", "N", int, "let layers attend to N tokens, where they attend to more"),
-        ("sinks", "N", int, "keep the first N tokens visible behind the window"),
-        ("offset", "N", int, "the position of the first token (0)"),
-        ("max-length", "N", int, "the tokens to hold in layers without a window (the model's length)"),
-        ("dtype", "DTYPE", str, "compute in another dtype: float32, bfloat16, ..."),
-        ("token-dtype", "DTYPE", str, "of .bin and .tokens: uint16 or uint32 (by the size of the vocabulary)"),
-        ("save-seconds", "S", float, "seconds between two states (60)"),
-    ):
-        group.add_argument(f"--{name}", metavar=metavar, type=kind, default=OPTIONAL, help=line)
-    group.add_argument(
-        "--resume", action="store_true", default=OPTIONAL, help="continue the stream in the folder of --out"
-    )
+OPTIONS = {
+    "--stream FILE": "read a text, or token ids (.bin, .tokens, .npy), as one sequence of any length in constant "
+    "memory; --out saves the state, for --resume",
+    "--chunk N": "tokens that are read at a time",
+    "--window N": "let layers attend to N tokens, where they attend to more",
+    "--sinks N": "keep the first N tokens visible behind the window",
+    "--offset N": "the position of the first token (0)",
+    "--max-length N": "the tokens to hold in layers without a window (the model's length)",
+    "--dtype DTYPE": "compute in another dtype: float32, bfloat16, ...",
+    "--token-dtype DTYPE": "of .bin and .tokens: uint16 or uint32 (by the size of the vocabulary)",
+    "--save-seconds X": "seconds between two states (60)",
+    "--resume": "continue the stream in the folder of --out",
+}
 
 
 def run(given: argparse.Namespace) -> None:
@@ -55,7 +43,7 @@ def run(given: argparse.Namespace) -> None:
         device=given.device,
         dtype=parse_dtype(getattr(given, "dtype", None)),
         progress=display.show,
-        **{name: getattr(given, name) for name in names if hasattr(given, name)},
+        **given_options(given, *names),
     )
     display.close()
     if given.json:

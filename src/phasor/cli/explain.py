@@ -11,10 +11,11 @@ from phasor.cli.options import (
     add_extension_fields,
     add_part,
     choose_weights,
+    declare_options,
     extension_classes,
     given_fields,
 )
-from phasor.cli.output import new_table, print_json, show, show_text
+from phasor.cli.output import print_json, show_table, show_text
 from phasor.inspect.explain import format_layers
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     add_part(parser)
     parser.add_argument("other", nargs="?", help="a second model to compare with")
-    parser.add_argument(
-        "--extension", metavar="KIND", help="replace the rotary extension (see: phasor kinds extensions)"
-    )
-    parser.add_argument("--length", type=int, metavar="N", help="the sequence length to explain for, where it matters")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = {
+        "--extension KIND": "replace the rotary extension (see: phasor kinds extensions)",
+        "--length N": "the sequence length to explain for, where it matters",
+        "--json": "print JSON",
+    }
+    declare_options(parser, options)
     add_extension_fields(parser)
 
 
@@ -94,34 +96,33 @@ def format_settings(settings: dict[str, Any]) -> str:
 def show_pairs(scheme: SchemeReport) -> None:
     axes = len({pair.axis for pair in scheme.pairs}) > 1
     heads = ["pair", *(["axis"] if axes else []), "frequency", "wavelength", "rotations", "extension", "new wavelength"]
-    table = new_table(f"radians per token, tokens per rotation, rotations in {scheme.original_length:,} tokens", heads)
-    for pair in scheme.pairs:
-        axis = [str(pair.axis)] if axes else []
-        table.add_row(
-            str(pair.index),
-            *axis,
+    rows = [
+        [
+            pair.index,
+            *([pair.axis] if axes else []),
             f"{pair.frequency:.6g}",
             f"{pair.wavelength:,.1f}",
             f"{pair.rotations:,.3f}",
             pair.effect,
             "never rotates" if pair.extended_frequency == 0 else f"{pair.extended_wavelength:,.1f}",
-        )
-    show(table)
+        ]
+        for pair in scheme.pairs
+    ]
+    title = f"radians per token, tokens per rotation, rotations in {scheme.original_length:,} tokens"
+    show_table(title, heads, rows)
 
 
 def show_differences(one: Explanation, other: Explanation) -> None:
-    table = new_table("what differs", ["field", one.name, other.name])
-    for where, a, b in one.differences:
-        table.add_row(where, json.dumps(a, ensure_ascii=False), json.dumps(b, ensure_ascii=False))
-    show(table)
+    changes = [[where, *(json.dumps(x, ensure_ascii=False) for x in both)] for where, *both in one.differences]
+    show_table("what differs", ["field", one.name, other.name], changes)
     rotated, others = ([scheme for scheme in x.schemes if scheme.pairs] for x in (one, other))
     for a, b in zip(rotated, others, strict=False):
         if len(a.pairs) != len(b.pairs):
             continue
         layers = f" ({format_layers(a.layers)} and {format_layers(b.layers)})"
         which = "" if len(rotated) == len(others) == 1 else layers
-        table = new_table(f"frequencies, pair by pair{which}", ["pair", one.name, other.name, "ratio"])
+        rows = []
         for p, q in zip(a.pairs, b.pairs, strict=True):
             ratio = "-" if q.extended_frequency == 0 else f"{p.extended_frequency / q.extended_frequency:.6g}"
-            table.add_row(str(p.index), f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio)
-        show(table)
+            rows.append([p.index, f"{p.extended_frequency:.6g}", f"{q.extended_frequency:.6g}", ratio])
+        show_table(f"frequencies, pair by pair{which}", ["pair", one.name, other.name, "ratio"], rows)

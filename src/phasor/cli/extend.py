@@ -6,7 +6,14 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_extension_fields, choose_weights, given_fields
+from phasor.cli.options import (
+    add_checkpoint,
+    add_extension_fields,
+    choose_weights,
+    declare_options,
+    given_fields,
+    given_options,
+)
 from phasor.cli.output import Bar, print_json
 from phasor.cli.streams import print_text
 from phasor.config import Extension
@@ -20,6 +27,17 @@ METHODS = {
     "yarn": "divide slow frequencies, and sharpen the softmax",
     "longrope": "a divisor for each pair, by --short-factor and --long-factor, or else those of YaRN's ramp",
     "drop": "no positions at all, of use after training alone (--train)",
+}
+TUNING = {
+    "--train FILE": "a text, or a folder of texts, to fine-tune on",
+    "--valid FILE": "a text to validate with; held out from --train if left out",
+    "--run FOLDER": "where the run is kept (DESTINATION-run)",
+}
+NUMBERS = {
+    "--steps N": "optimizer steps (400)",
+    "--lr X": "learning rate (2e-5)",
+    "--batch-tokens N": "tokens per step (16,384, and at least one row)",
+    "--seed N": "of the order of the texts and of skipped positions (0)",
 }
 EPILOG = """
 A run that was stopped is resumed by the same command. Exit codes are those of phasor train.
@@ -42,31 +60,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     methods = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
     parser.add_argument("--method", default="yarn", metavar="METHOD", help=f"{methods} (yarn)")
-    parser.add_argument("--format", metavar="FORMAT", help="phasor or hf; by default that of the model")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    declare_options(parser, {"--format FORMAT": "phasor or hf; by default that of the model", "--json": "print JSON"})
     training = parser.add_argument_group("fine-tuning")
-    training.add_argument("--train", metavar="FILE", help="a text, or a folder of texts, to fine-tune on")
-    training.add_argument("--valid", metavar="FILE", help="a text to validate with; held out from --train if left out")
-    add_number(training, "steps", int, "N", "optimizer steps (400)")
-    add_number(training, "lr", float, "LR", "learning rate (2e-5)")
-    add_number(training, "batch-tokens", int, "N", "tokens per step (16,384, and at least one row)")
+    declare_options(training, TUNING)
+    declare_options(training, NUMBERS, default=argparse.SUPPRESS)
     training.add_argument(
         "--positions",
         default="ordinary",
         metavar="ordinary|skipped",
         help="rows of --to tokens, or rows of the trained length that skip positions below --to (PoSE) (ordinary)",
     )
-    training.add_argument("--run", metavar="FOLDER", help="where the run is kept (DESTINATION-run)")
-    add_number(training, "seed", int, "N", "of the order of the texts and of skipped positions (0)")
     training.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, ...; auto is a GPU where there is one"
     )
     add_extension_fields(parser, extended_by())
-
-
-def add_number(group: Any, name: str, kind: Any, metavar: str, line: str) -> None:
-    """Add an option for training; without it the function's default applies."""
-    group.add_argument(f"--{name}", type=kind, metavar=metavar, default=argparse.SUPPRESS, help=line)
 
 
 def extended_by() -> list[type[Any]]:
@@ -79,7 +86,7 @@ def run(given: argparse.Namespace) -> int:
     from phasor.models.extensions import parse_length
     from phasor.training import extend
 
-    numbers = {name: getattr(given, name) for name in ("steps", "lr", "batch_tokens", "seed") if hasattr(given, name)}
+    numbers = given_options(given, "steps", "lr", "batch_tokens", "seed")
     if given.train is None and (numbers or given.valid or given.run):
         first = next(iter(numbers), "valid" if given.valid else "run").replace("_", "-")
         raise ValueError(f"--{first} is for fine-tuning: add --train FILE")

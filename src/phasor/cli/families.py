@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from phasor.cli.output import new_table, print_json, show
+from phasor.cli.options import declare_options
+from phasor.cli.output import print_json, show_table
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the checkpoints that phasor reads, by model_type, with their share of downloads."
-    parser.add_argument(
-        "--missing", action="store_true", help="list those that people download and phasor does not read"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    missing = "list those that people download and phasor does not read"
+    declare_options(parser, {"--missing": missing, "--json": "print JSON"})
 
 
 def run(given: argparse.Namespace) -> None:
@@ -24,8 +23,6 @@ def run(given: argparse.Namespace) -> None:
     if given.json:
         print_json([one._asdict() for one in shown])
         return
-    table = new_table("checkpoints", ["model_type", "family", "share of downloads", "what is read"])
-    for one in shown:
-        table.add_row(one.model_type, one.title, f"{one.share:.2%}" if one.share else "", one.part or "nothing")
-    show(table)
+    rows = [[x.model_type, x.title, f"{x.share:.2%}" if x.share else "", x.part or "nothing"] for x in shown]
+    show_table("checkpoints", ["model_type", "family", "share of downloads", "what is read"], rows)
     print(f"{len(names())} families, with text parts {covered_share(types):.1%} of the downloads of text models")

@@ -18,6 +18,7 @@ from phasor.cli.options import (
     add_positions,
     add_weights,
     chosen_extension,
+    declare_options,
     given_fields,
     parse_dtype,
     quantized_bits,
@@ -35,6 +36,16 @@ if TYPE_CHECKING:
 
 WARMUP_STEPS = 3  # the prompt, the step that is compiled, and one that repeats it
 
+PROMPT_OPTIONS = {
+    "--prompt TEXT": "the prompt; read from standard input if left out",
+    "--prompt-file FILE": "read the prompt from a file",
+    "--prompts FILE": "several prompts, one per line of a file (- is standard input); each result is printed on a line "
+    "of its own, with backslashes and line ends in it as escapes",
+    "--stream": "print the text as it comes",
+    "--draft FOLDER": "a smaller model for speculative decoding",
+    "--dtype DTYPE": "load another dtype: float32, bfloat16, float16, float64",
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -45,21 +56,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="a model folder, or the folder of a run")
     add_checkpoint(parser)
     add_part(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="the prompt; read from standard input if left out")
-    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
-    parser.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="several prompts, one per line of a file (- is standard input); each result is printed on a line of its "
-        "own, with backslashes and line ends in it as escapes",
-    )
-    parser.add_argument("--stream", action="store_true", help="print the text as it comes")
-    parser.add_argument("--draft", metavar="FOLDER", help="a smaller model for speculative decoding")
+    declare_options(parser, PROMPT_OPTIONS)
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ... (default: %(default)s)")
-    parser.add_argument("--dtype", metavar="DTYPE", help="load another dtype: float32, bfloat16, float16, float64")
     add_positions(parser)
     add_weights(parser, "quantize the large weights to 8 or 4 bits; by default they are as the folder has them")
-    parser.add_argument("--json", action="store_true", help="print JSON: tokens, their log-probabilities, text")
+    declare_options(parser, {"--json": "print JSON: tokens, their log-probabilities, text"})
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
     add_extension_fields(parser)
     add_mesh(parser)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from phasor.cli.output import new_table, print_json, show
+from phasor.cli.output import print_json, show_table
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,4 @@ def run(given: argparse.Namespace) -> None:
         print_json(kinds[given.group] if given.group else kinds)
         return
     for group, lines in kinds.items():
-        table = new_table(group, ["kind", "what it is"])
-        for kind, line in lines.items():
-            table.add_row(kind, line)
-        show(table)
+        show_table(group, ["kind", "what it is"], lines.items())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from phasor.config import Extension, ModelConfig
 from phasor.config.schema import field_types, names
 
+NUMBERS = {"N": int, "X": float}
 METAVARS = {
     "boolean": "TRUE|FALSE",
     "numbers": "N,N,...",
@@ -37,16 +38,37 @@ EXTENSION_FIELDS = {
 }
 
 
+def declare_options(parser: Any, options: Mapping[str, str], *, default: Any = None) -> None:
+    """Add options by what is typed, with their help; `--rows N` takes an integer, `--lr X` a number, `--join` nothing.
+
+    With SUPPRESS as default, options that are not given are absent, so that the defaults of a function apply.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> declare_options(parser, {"--rows N": "rows to measure", "--join": "all documents as one"})
+    >>> parser.parse_args(["--rows", "3"])
+    Namespace(rows=3, join=False)
+    """
+    for typed, line in options.items():
+        name, _, value = typed.partition(" ")
+        if value:
+            parser.add_argument(name, metavar=value, type=NUMBERS.get(value, str), default=default, help=line)
+        else:
+            parser.add_argument(name, action="store_true", default=default or False, help=line)
+
+
+def given_options(given: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of some options that were given, of which others are absent."""
+    return {name: getattr(given, name) for name in names if hasattr(given, name)}
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """An option for a checkpoint of a run."""
-    parser.add_argument(
-        "--checkpoint", metavar="STEP|best|last", help="a checkpoint of a run instead of the model it ended with"
-    )
+    declare_options(parser, {"--checkpoint STEP|best|last": "a checkpoint of a run instead of the model it ended with"})
 
 
 def add_part(parser: argparse.ArgumentParser) -> None:
     """An option for a part of a multimodal folder."""
-    parser.add_argument("--part", metavar="PART", help="text: the text part of a multimodal Hugging Face folder")
+    declare_options(parser, {"--part PART": "text: the text part of a multimodal Hugging Face folder"})
 
 
 def add_weights(parser: Any, help: str) -> None:
@@ -74,10 +96,11 @@ def choose_weights(folder: str, checkpoint: str | None) -> str:
 
 def add_positions(parser: argparse.ArgumentParser) -> None:
     """Options for other positions than a model has; the fields of an extension are added by `add_extension_fields`."""
-    parser.add_argument("--position", metavar="KIND", help="another position scheme (see: phasor kinds positions)")
-    parser.add_argument(
-        "--extension", metavar="KIND", help="another rotary extension, or none (see: phasor kinds extensions)"
-    )
+    options = {
+        "--position KIND": "another position scheme (see: phasor kinds positions)",
+        "--extension KIND": "another rotary extension, or none (see: phasor kinds extensions)",
+    }
+    declare_options(parser, options)
 
 
 def chosen_extension(given: argparse.Namespace, read_config: Callable[[], ModelConfig]) -> Any:
@@ -154,7 +177,7 @@ def format_value(value: Any) -> str:
 
 def given_fields(given: argparse.Namespace, *classes: type[Any]) -> dict[str, Any]:
     """The fields that were given on the command line."""
-    return {name: getattr(given, name) for name in field_parsers(*classes) if hasattr(given, name)}
+    return given_options(given, *field_parsers(*classes))
 
 
 def field_parsers(*classes: type[Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 
 LINE_SECONDS = 30.0  # between two lines of progress, where they are not for a terminal
+NUMERIC = ("pair", "axis", "frequency", "wavelength", "rotations", "new wavelength", "ratio", "share of downloads")
 CLEAR = "\r\x1b[K"
 
 
@@ -123,22 +124,20 @@ def new_table(title: str, heads: list[str]) -> Any:
 
     table = Table(title=Text(escape_controls(title), "table.title"), title_justify="left", header_style="bold")
     for head in heads:
-        right = head in (
-            "pair",
-            "axis",
-            "frequency",
-            "wavelength",
-            "rotations",
-            "new wavelength",
-            "ratio",
-            "share of downloads",
-        )
-        table.add_column(head, justify="right" if right else "left", overflow="fold")
+        table.add_column(head, justify="right" if head in NUMERIC else "left", overflow="fold")
     return table
 
 
 def show(table: Any) -> None:
     console().print(table)
+
+
+def show_table(title: str, heads: list[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print rows of cells below a title and their heads."""
+    table = new_table(title, heads)
+    for row in rows:
+        table.add_row(*map(str, row))
+    show(table)
 
 
 def show_text(title: str, lines: list[str]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from phasor.cli.options import add_checkpoint, add_part, boolean, choose_weights
-from phasor.cli.output import new_table, print_json, show, show_text
+from phasor.cli.options import add_checkpoint, add_part, boolean, choose_weights, declare_options
+from phasor.cli.output import print_json, show_table, show_text
 from phasor.parallel.hardware import GIB, HARDWARE
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ KINDS = {
     "buffers": "copies of weights for blocks at work, gradients on their way",
 }
 
+OPTIONS = {
+    "--context LENGTH": "tokens of a row, such as 8k or 1m (the model's max_length)",
+    "--mesh AXIS=N,...": "sizes of the axes replicate, shard, context and tensor; what is left over is shard",
+    "--batch-tokens TOKENS": "tokens of a step on all devices together (4m)",
+    "--rows N": "rows at once on each device (the most that fit)",
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -38,14 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     add_part(parser)
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices (default: %(default)s)")
-    parser.add_argument("--context", metavar="N", help="tokens of a row, such as 8k or 1m (the model's max_length)")
-    parser.add_argument(
-        "--mesh",
-        metavar="AXIS=N,...",
-        help="sizes of the axes replicate, shard, context and tensor; what is left over is shard",
-    )
-    parser.add_argument("--batch-tokens", metavar="N", help="tokens of a step on all devices together (4m)")
-    parser.add_argument("--rows", type=int, metavar="N", help="rows at once on each device (the most that fit)")
+    declare_options(parser, OPTIONS)
     parser.add_argument(
         "--activation-checkpointing",
         type=boolean,
@@ -125,18 +125,16 @@ def most(found: ParallelPlan) -> str:
 
 
 def show_memory(found: ParallelPlan) -> None:
-    table = new_table("memory of one device", ["kind", "GiB", "what it is"])
-    for kind, line in KINDS.items():
-        table.add_row(kind, f"{getattr(found.memory, kind) / GIB:,.2f}", line)
-    table.add_row("peak", f"{found.memory.peak / GIB:,.2f}", "of all together")
-    show(table)
+    kinds = {**KINDS, "peak": "of all together"}
+    rows = [[kind, f"{getattr(found.memory, kind) / GIB:,.2f}", line] for kind, line in kinds.items()]
+    show_table("memory of one device", ["kind", "GiB", "what it is"], rows)
 
 
 def show_time(found: ParallelPlan) -> None:
-    table = new_table("a step of one device", ["cause", "seconds", "GiB received", "what it is"])
+    rows = []
     for cause, line in CAUSES.items():
         bytes_ = getattr(found.exchange, cause, 0)
         seconds = getattr(found.seconds, cause)
         if bytes_ or seconds:
-            table.add_row(cause, f"{seconds:,.4f}", f"{bytes_ / GIB:,.2f}" if bytes_ else "", line)
-    show(table)
+            rows.append([cause, f"{seconds:,.4f}", f"{bytes_ / GIB:,.2f}" if bytes_ else "", line])
+    show_table("a step of one device", ["cause", "seconds", "GiB received", "what it is"], rows)

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasor.cli.options import declare_options
 from phasor.cli.output import clock, print_json, printable
 from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 SAMPLING = "--temperature 0.8 --top-p 0.95"  # the most likely tokens of a small model repeat themselves
 ROWS, LONGEST_ROW = 4, 4096  # rows of a batch, and tokens of a row, of a model that is fine-tuned
+OPTIONS = {
+    "--resume": "continue from the newest whole checkpoint; without RECIPE, the run in --out or the newest one",
+    "--overwrite": "start over where --out holds a run: it is deleted when the new one begins",
+    "--dry-run": "prepare everything, print what would be trained, and leave nothing",
+    "--json": "print the result as JSON",
+}
 EXIT_CODES = """
 exit codes:
   0    finished
@@ -46,20 +53,7 @@ def add_options(parser: Verb) -> None:
         metavar="RECIPE",
         help="a recipe in the package (see: phasor recipes), or a YAML or JSON file",
     )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest whole checkpoint; without RECIPE, the run in --out or the newest one",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="start over where --out holds a run: it is deleted when the new one begins",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="prepare everything, print what would be trained, and leave nothing"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    declare_options(parser, OPTIONS)
     add_recipe_options(parser)
 
 

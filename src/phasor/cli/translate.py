@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from phasor.artifacts import refuse_artifact_file
+from phasor.cli.options import declare_options
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, from_first, join_command, processes_argument
 from phasor.cli.streams import check_argument, print_text, read_lines
@@ -19,26 +20,25 @@ from phasor.files import atomic_write
 if TYPE_CHECKING:
     from phasor.parallel.processes import JoinedProcesses
 
+OPTIONS = {
+    "--file FILE": "texts, one per line, gzipped or not; - is standard input",
+    "--out FILE": "write the translations here instead of printing them",
+    "--num-beams N": "number of beams (the folder's setting, or 4)",
+    "--length-penalty X": "exponent of the length that divides a score (the folder's setting, or 1)",
+    "--max-new-tokens N": "maximum number of tokens of a translation",
+    "--json": "write JSON: source and translation of every text",
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Translate texts with a trained model, one per line, from arguments, a file or standard input."
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text to translate")
-    parser.add_argument("--file", metavar="FILE", help="texts, one per line, gzipped or not; - is standard input")
-    parser.add_argument("--out", metavar="FILE", help="write the translations here instead of printing them")
-    parser.add_argument("--num-beams", type=int, metavar="N", help="number of beams (the folder's setting, or 4)")
-    parser.add_argument(
-        "--length-penalty",
-        type=float,
-        metavar="X",
-        help="exponent of the length that divides a score (the folder's setting, or 1)",
-    )
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="maximum number of tokens of a translation")
+    declare_options(parser, OPTIONS)
     parser.add_argument(
         "--batch-tokens", type=int, default=4096, metavar="N", help="maximum number of tokens per batch (4096)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
-    parser.add_argument("--json", action="store_true", help="write JSON: source and translation of every text")
     add_mesh(parser)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from phasor.cli.options import declare_options
 from phasor.cli.output import print_json
 from phasor.cli.streams import print_text
 
@@ -14,10 +15,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "size, CRC-32 and SHA-256 of every file. The exit code is 0 if everything is as it was written, 1 if not."
     )
     parser.add_argument("folder", metavar="FOLDER", help="a folder that phasor wrote")
-    parser.add_argument(
-        "--accept", action="store_true", help="take the files of a model folder as they are now, after changing them"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    accept = "take the files of a model folder as they are now, after changing them"
+    declare_options(parser, {"--accept": accept, "--json": "print JSON"})
 
 
 def run(given: argparse.Namespace) -> int:

@@ -22,4 +22,8 @@ class Figure:
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 DOCUMENTS = {title: {language: about[language] for language in ("en", "zh")} for title, about in TABLE.items()}
-FIGURES = [Figure(title, *what, url) for title, about in TABLE.items() for url, what in about["figures"].items()]
+FIGURES = [
+    Figure(title, what, what_zh, url)
+    for title, about in TABLE.items()
+    for url, (what, what_zh) in about["figures"].items()
+]
