@@ -169,6 +169,19 @@ def test_explain_two(run_phasor: CommandRunner, tmp_path: Path) -> None:
         assert found["differences"] == [["vocab_size", 7, 32000]]
 
 
+@pytest.mark.parametrize("command", [("explain",), ("plan", "--model"), ("bench", "--explain")], ids=lambda c: c[0])
+def test_sizes_of_a_configuration_have_bounds(run_phasor: CommandRunner, tmp_path: Path, command: tuple[str]) -> None:
+    """First a size that only takes seconds where nothing bounds it, then one that would not end."""
+    config = json.loads(
+        phasor.preset("llama-2", dim=8, hidden_dim=8, num_heads=2, num_layers=1, vocab_size=7).to_json()
+    )
+    for name, most, beyond in (("num_layers", "10,000", (10_001, 10**9)), ("dim", "262,144", (262_146, 10**12))):
+        for value in beyond:
+            (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+            message = run_phasor.expect_error(*command, str(tmp_path))
+            assert f"{name} must be at most {most}, not {value:,}" in message
+
+
 def test_explain_what_is_not_there(run_phasor: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert "did you mean 'llama-2'" in run_phasor.expect_error("explain", "preset:lama-2")

@@ -224,15 +224,15 @@ SETTINGS = {
     "number-for-a-part": (lambda: config(norm=3), "norm", "layernorm", "3"),
     "other-part": (lambda: config(norm=RotaryConfig()), "norm", "RotaryConfig"),
     "tensor-for-a-number": (lambda: config(dim=torch.zeros(3, 3)), "dim", "tensor"),
-    "layers-by-the-billion": (lambda: config(num_layers=10**9), "ModelConfig.num_layers", "at most 10,000"),
-    "encoder-layers-by-the-billion": (
-        lambda: config(shape="encoder-decoder", num_encoder_layers=10**9),
+    "one-layer-too-many": (lambda: config(num_layers=10_001), "ModelConfig.num_layers", "at most 10,000, not 10,001"),
+    "one-encoder-layer-too-many": (
+        lambda: config(shape="encoder-decoder", num_encoder_layers=10_001),
         "num_encoder_layers must be at most 10,000",
     ),
-    "layers-listed-by-the-million": (
-        lambda: config(num_layers=10**6, layers=[{}] * 10**6),
+    "one-listed-layer-too-many": (
+        lambda: config(num_layers=10_000, layers=[{}] * 10_001),
         "ModelConfig.layers",
-        "at most 10,000 entries, not 1,000,000",
+        "at most 10,000 entries, not 10,001",
     ),
     "dim-past-memory": (lambda: config(dim=10**12), "ModelConfig.dim", "at most 262,144, not 1,000,000,000,000"),
     "head-dim-past-memory": (lambda: config(head_dim=10**12), "ModelConfig.head_dim", "at most 16,384"),
