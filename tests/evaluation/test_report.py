@@ -68,6 +68,16 @@ def test_the_page_is_one_file_with_its_tags_closed():
         assert text in html
 
 
+def test_code_in_texts_is_marked_after_escaping():
+    cells = [[Text("`a < b` or `c`", "`a < b`"), "x`y`z"]]
+    html = Page(Text("`1`", "`2`")).table(["what it is", "path"], cells).html()
+    assert '<span lang="en"><code>a &lt; b</code> or <code>c</code></span>' in html
+    assert '<span lang="zh-CN"><code>a &lt; b</code></span>' in html
+    assert "x`y`z" in html, "what was typed is shown as it is"
+    curve = Curve("loss", [1, 2], [2.0, 1.0])
+    assert "<code>" not in to_svg(draw_curves([curve], x_label=Text("`n`", "`n` 个"), y_label="loss"))
+
+
 def test_charts_are_png_and_svg():
     assert to_png(chart())[:8] == b"\x89PNG\r\n\x1a\n"
     svg = to_svg(chart())

@@ -48,6 +48,9 @@ def test_a_report_reads_in_both_languages_and_themes(chromium, lab, reports, pat
     assert visit.sideways() == 0
     assert visit.serious_findings() == []
     title, shown = visit.page.title(), visit.page.locator("main").inner_text()
+    assert "`" not in shown
+    if path == "texts/compare.html" and language == "en":
+        assert "original_length" in visit.page.locator("td code:visible").all_inner_texts()
     assert re.search("[\u4e00-\u9fff]", title) if language == "zh" else title.isascii()
     for heading in visit.page.locator("h2, figcaption, caption").all_inner_texts():
         if heading not in ("recall",):

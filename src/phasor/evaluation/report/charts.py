@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import unescape
+from html import escape, unescape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +201,6 @@ def to_svg(chart: Chart) -> str:
 
     def translate(match: re.Match[str]) -> str:
         text = chart.texts.get(unescape(match[2]))
-        return match[0] if text is None else f"{match[1]}{mark_up(text, 'tspan')}</text>"
+        return match[0] if text is None else f"{match[1]}{mark_up(text, 'tspan', escape)}</text>"
 
     return re.sub(r"(<text[^>]*>)([^<]*)</text>", translate, svg)

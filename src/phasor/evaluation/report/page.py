@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any, NamedTuple, Self
@@ -48,7 +48,16 @@ def light_color(name: str) -> str:
     return re.findall(rf"--{name}: (#\w+);", theme())[0]
 
 
-def mark_up(text: Text | Any, tag: str = "span") -> str:
+def render_code(text: str) -> str:
+    """HTML of a text, in which what stands between backticks is code.
+
+    >>> render_code("`a < b`")
+    '<code>a &lt; b</code>'
+    """
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def mark_up(text: Text | Any, tag: str = "span", render: Callable[[str], str] = render_code) -> str:
     """HTML of a text in both languages, of which the page shows one; of a text that is the same in both as it is.
 
     >>> mark_up("a < b"), mark_up(Text("loss", "损失"))
@@ -57,7 +66,7 @@ def mark_up(text: Text | Any, tag: str = "span") -> str:
     if not isinstance(text, Text):
         return escape(str(text))
     return "".join(
-        f'<{tag} lang="{language}">{escape(each)}</{tag}>' for language, each in zip(LANGUAGES, text, strict=True)
+        f'<{tag} lang="{language}">{render(each)}</{tag}>' for language, each in zip(LANGUAGES, text, strict=True)
     )
 
 
