@@ -17,8 +17,9 @@ from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.intervals import paired_interval
 from phasor.evaluation.length_settings import parse_lengths
 from phasor.evaluation.lengths_report import describe_orders, loss_headline, order_lines
-from phasor.evaluation.report import Curve, draw_curves
+from phasor.evaluation.report import Curve, chinese, draw_curves
 from phasor.evaluation.rows import cut_rows
+from phasor.evaluation.variants import SINK_TOKENS, SINKS, variant_names
 
 TRAINED, VOCABULARY = 16, 40
 LARGEST, ROWS = 24, 2  # of the tests of protocols
@@ -438,3 +439,11 @@ def test_the_command_prints_tables_and_writes_a_report(folder, data, tmp_path, r
         "evaluate", str(folder), *options, "--stride", "2"
     )
     assert "--stride is for --lengths" in run_phasor.expect_error("evaluate", str(folder), "--stride", "2")
+
+
+def test_what_a_model_is_does_not_depend_on_the_row_above():
+    """Reports sort models in their own ways."""
+    for text in (*variant_names().values(), *chinese.MODELS.values()):
+        assert not re.search("the same|同上", text)
+    for texts in (variant_names(), chinese.MODELS):
+        assert f" {SINK_TOKENS} " in texts[SINKS]

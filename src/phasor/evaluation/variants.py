@@ -35,7 +35,8 @@ def variant_names() -> dict[str, str]:
         OWN: "the model as it was saved",
         NONE: "without an extension",
         WINDOW: "as saved, with a sliding attention window of the trained length",
-        SINKS: f"the same with the first {SINK_TOKENS} tokens visible, at distances within the window (StreamingLLM)",
+        SINKS: f"as saved, with a window of the trained length and the first {SINK_TOKENS} tokens always visible, at "
+        "distances within the window (StreamingLLM)",
     }
     known = {name: first_line(Extension.kinds[name]) for name in methods() if name in Extension.kinds}
     return given | known | {DROP: "no positions in the layers that rotated them"}
