@@ -38,8 +38,8 @@ MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConf
 ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig Recipe
 Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens StableSchedule StridedConfig
 SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig Transformer
-XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset quantize
-save stream train translate verify
+XIELUConfig XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds load preset
+quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 

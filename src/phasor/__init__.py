@@ -17,7 +17,8 @@ _HOMES = {
         "LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig "
         "NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig "
         "ReLUConfig ReLUSquaredConfig SandwichConfig SequenceClassifierConfig SiLUConfig StridedConfig "
-        "SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig XavierInitConfig"
+        "SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig XIELUConfig "
+        "XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",
     "phasor.models.presets": "preset",

@@ -225,7 +225,7 @@ def test_the_choices_of_the_specification_are_there():
         "heads": "lm mlm none pooled",
         "initializations": "normal xavier fan-in t5",
         "shapes": "encoder decoder encoder-decoder",
-        "activations": "relu relu2 silu gelu gelu-tanh glu reglu swiglu swiglu-clamped geglu geglu-tanh",
+        "activations": "relu relu2 silu gelu gelu-tanh xielu glu reglu swiglu swiglu-clamped geglu geglu-tanh",
         "pairings": "half adjacent",
         "qk-norms": "none head heads whole",
         "poolers": "none first cls mean max",

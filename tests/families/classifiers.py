@@ -67,5 +67,6 @@ CASES: Cases = {
     "eurobert/sequence classifier": classifier(
         "eurobert", transformers.EuroBertForSequenceClassification, 3, classifier_pooling="mean"
     ),
+    "apertus/token classifier": classifier("apertus", transformers.ApertusForTokenClassification, 5),
     "eurobert/token classifier": classifier("eurobert", transformers.EuroBertForTokenClassification, 3),
 }

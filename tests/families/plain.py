@@ -122,6 +122,22 @@ def arcee(rng: random.Random, cls: str = "ArceeForCausalLM") -> Case:
     return hub_case(rng, cls, config)
 
 
+def apertus(rng: random.Random, cls: str = "ApertusForCausalLM") -> Case:
+    """The constants of xIELU are buffers of the file, redrawn as its weights are."""
+    sizes = share_of_width(rng, squared(rng)) | {"hidden_act": rng.choice(["xielu", "xielu", "relu2"])}
+    config = transformers.ApertusConfig(**sizes, rms_norm_eps=eps(rng), attention_bias=coin(rng))
+    case = hub_case(rng, cls, config, mlp_bias=False, qk_norm=True, post_norm=False)
+    case.buffers = lambda name: name.endswith(("act_fn.beta", "act_fn.eps"))
+
+    def constants(model: Any) -> None:
+        for name, buffer in model.named_buffers():
+            if case.buffers(name):
+                buffer.fill_(rng.choice([0.3, 0.5]) if name.endswith("beta") else rng.choice([-1e-6, -0.1]))
+
+    case.touch = constants
+    return case
+
+
 def nemotron(rng: random.Random, cls: str = "NemotronForCausalLM") -> Case:
     sizes = squared(rng)
     sizes["rope_parameters"]["partial_rotary_factor"] = partial_rotary_factor(rng, sizes)
@@ -215,6 +231,7 @@ WITH_HEAD = {
     "hunyuan_v1_moe": hunyuan_moe,
     "seed_oss": seed_oss,
     "arcee": arcee,
+    "apertus": apertus,
     "nemotron": nemotron,
     "persimmon": persimmon,
     "helium": helium,
@@ -231,6 +248,7 @@ WITHOUT_HEAD = {
     "hunyuan_v1_moe": "HunYuanMoEV1Model",
     "seed_oss": "SeedOssModel",
     "arcee": "ArceeModel",
+    "apertus": "ApertusModel",
     "nemotron": "NemotronModel",
     "persimmon": "PersimmonModel",
     "helium": "HeliumModel",

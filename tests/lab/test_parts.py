@@ -22,6 +22,7 @@ ACTIVATIONS = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "xielu": lambda x: torch.where(x > 0, 0.8 * x * x, 0.8 * (torch.expm1(x.clamp(max=-1e-6)) - x)) + 0.5 * x,
     "glu": torch.sigmoid,
     "reglu": F.relu,
     "swiglu": F.silu,

@@ -41,6 +41,7 @@ BILLIONS = {
     "ernie-4.5-21b-a3b-pt": 21.8,
     "granite-3.1-3b-a800m-base": 3.3,
     "hunyuan-a13b-instruct": 80.4,
+    "apertus-8b-instruct-2509": 8.05,
     "qwen3-next-80b-a3b-instruct": 80,
     "qwen3.5-27b": 27,
     "qwen3.5-35b-a3b": 35,

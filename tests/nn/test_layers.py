@@ -86,6 +86,7 @@ PLAIN = {
     "silu": lambda x: x * sigmoid(x),
     "gelu": erf_gelu,
     "gelu-tanh": tanh_gelu,
+    "xielu": lambda x: 0.8 * x**2 + 0.5 * x if x > 0 else 0.8 * (math.expm1(x) - x) + 0.5 * x,
 }
 GATED = {
     "glu": lambda g, u: sigmoid(g) * u,
@@ -414,3 +415,15 @@ def test_deepnorm_constants_are_the_papers():
         (0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16))
     )
     assert constants("encoder-decoder", "decoder", **both) == pytest.approx(((3 * M) ** 0.25, (12 * M) ** -0.25))
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"feedforward": {"activation": "xielu", "experts": {"num_experts": 4}}}, "'xielu' learns weights"),
+        ({"shape": "encoder", "head": {"kind": "mlm", "activation": "xielu"}}, "masked head 'xielu'.*gelu"),
+    ],
+)
+def test_an_activation_that_learns_is_refused_where_it_has_no_weights(given, match):
+    with pytest.raises(ValueError, match=match):
+        ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=1, **given)

@@ -28,6 +28,7 @@ CASES = {
     "alibi": config("alibi"),
     "t5": config("encoder-decoder"),
     "experts": config("deepnorm").replace(feedforward=ROUTED | {"bias": True, "activation": "swiglu"}),
+    "learned activation": config("tied llama").replace(feedforward={"activation": "xielu"}),
 }
 
 

@@ -16,6 +16,7 @@ from phasor.config.activations import ReLUSquaredConfig as ReLUSquaredConfig
 from phasor.config.activations import SiLUConfig as SiLUConfig
 from phasor.config.activations import SwiGLUClampedConfig as SwiGLUClampedConfig
 from phasor.config.activations import SwiGLUConfig as SwiGLUConfig
+from phasor.config.activations import XIELUConfig as XIELUConfig
 from phasor.config.attention import AttentionConfig as AttentionConfig
 from phasor.config.discovery import discover
 from phasor.config.model import LayerConfig as LayerConfig

@@ -11,6 +11,7 @@ class ActivationConfig(Choice, what="activation"):
     """The nonlinearity of a feed-forward network; a gated one takes gate and up projections side by side."""
 
     gated: ClassVar[bool] = False
+    weights: ClassVar[tuple[str, ...]] = ()  # scalars that each network learns
 
 
 class ReLUConfig(ActivationConfig, kind="relu"):
@@ -31,6 +32,12 @@ class GELUConfig(ActivationConfig, kind="gelu"):
 
 class GELUTanhConfig(ActivationConfig, kind="gelu-tanh"):
     """x Phi(x), the tanh approximation"""
+
+
+class XIELUConfig(ActivationConfig, kind="xielu"):
+    """alpha_p x^2 + beta x where x > 0, else alpha_n (exp(x) - 1 - x) + beta x, both alphas learned (Apertus)"""
+
+    weights: ClassVar[tuple[str, ...]] = ("alpha_p", "alpha_n")
 
 
 class GatedActivationConfig(ActivationConfig):

@@ -123,6 +123,8 @@ class FeedForwardConfig(Config):
         positive(self, "hidden_dim", most=MOST_WIDTH)
         if self.bias and self.experts is not None and self.experts.expert_scale:
             raise ValueError("ExpertsConfig.expert_scale is for experts without a bias, and bias is set")
+        if self.activation.weights and self.experts is not None:
+            raise ValueError(f"the activation {self.activation.kind!r} learns weights, and those of experts learn none")
 
     def hidden_dim_of(self, model: ModelConfig) -> int:
         """The hidden width of the network, or of an expert that has none of its own."""
@@ -143,7 +145,9 @@ class FeedForwardConfig(Config):
         experts, pieces = self.experts, 2 if self.gated else 1
         if experts is None:
             up = linear(pieces * hidden_dim, dim, bias=self.bias, cut=0, pieces=pieces)
-            return with_prefixes({"up": up, "down": linear(dim, hidden_dim, bias=self.bias, cut=1)})
+            learned = {name: Weight((1,)) for name in self.activation.weights}
+            down = linear(dim, hidden_dim, bias=self.bias, cut=1)
+            return with_prefixes({"up": up, "down": down, "activation": learned})
         count, hidden = experts.num_experts, experts.hidden_dim or hidden_dim
         shapes: dict[str, tuple[int, ...]] = {"up": (count, dim, pieces * hidden), "down": (count, hidden, dim)}
         if self.bias:
@@ -418,9 +422,9 @@ class TokenClassifierConfig(ClassifierConfig, kind="token-classifier"):
 
 
 def require_plain(activation: ActivationConfig, what: str) -> None:
-    """Refuse a gated activation where there is no gate."""
-    if activation.gated:
-        plain = sorted(kind for kind, cls in ActivationConfig.kinds.items() if not cls.gated)
+    """Refuse a gated activation where there is no gate, and one that learns weights."""
+    if activation.gated or activation.weights:
+        plain = sorted(kind for kind, cls in ActivationConfig.kinds.items() if not cls.gated and not cls.weights)
         raise unknown(what, activation.kind, plain)
 
 

@@ -48,6 +48,8 @@ class Layout:
     def shape(self, ours: Tensor, model: ModelConfig) -> tuple[int, ...]:
         """The shape of their tensor."""
         pieces, axis = self.pieces(ours, model), self.axis(ours)
+        if len(pieces) == 1:
+            return pieces[0].shape
         shape = list(pieces[0].shape)
         shape[axis] = sum(piece.shape[axis] for piece in pieces)
         return tuple(shape)
@@ -55,7 +57,8 @@ class Layout:
     def load(self, ours: Tensor, theirs: Tensor, model: ModelConfig) -> None:
         """Copy their tensor into its place in ours."""
         pieces, axis = self.pieces(ours, model), self.axis(ours)
-        for piece, part in zip(pieces, theirs.split([p.shape[axis] for p in pieces], axis), strict=True):
+        parts = (theirs,) if len(pieces) == 1 else theirs.split([piece.shape[axis] for piece in pieces], axis)
+        for piece, part in zip(pieces, parts, strict=True):
             piece.view.copy_(part.reshape(piece.view.shape))
 
     def save(self, ours: Tensor, model: ModelConfig) -> Tensor:

@@ -19,7 +19,6 @@ MAMBA2 = "Mamba-2 layers (selective state spaces)"
 RECURRENT = "a recurrent unit in place of attention"
 
 MISSING = {
-    "apertus": Missing("the activation xIELU, which learns two scalars per layer", "qwen3"),
     "bamba": Missing(MAMBA2, "llama"),
     "falcon_h1": Missing(f"{MAMBA2} beside attention", "llama"),
     "falcon_mamba": Missing(MAMBA, "llama"),

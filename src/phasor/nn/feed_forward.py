@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig
+from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig, XIELUConfig
 from phasor.nn.hooks import calls_own_forward
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.glu import FUSED_GLU_LINEAR, GLU, GLU_ACTIVATIONS, GLU_LINEAR, glu
+
+
+class XIELU(nn.Module):
+    """`alpha_p x^2 + beta x` where x > 0, and else `alpha_n (exp(x) - 1 - x) + beta x` (Huang and Schlag, 2024).
+
+    The weights are `softplus^-1(alpha_p)` and `softplus^-1(alpha_n - beta)`, from 0.8 both. `beta`, and `eps`, the
+    largest x whose exponential is taken, are constants that a model's files hold.
+
+    >>> [round(y, 4) for y in XIELU()(torch.tensor([-1.0, 2.0])).tolist()]
+    [-0.2057, 4.2]
+    """
+
+    alpha_p: nn.Parameter
+    alpha_n: nn.Parameter
+    beta: Tensor
+    eps: Tensor
+
+    def __init__(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        for name in XIELUConfig.weights:
+            self.register_parameter(name, nn.Parameter(torch.empty(1, device=device, dtype=dtype)))
+        for name in ("beta", "eps"):
+            self.register_buffer(name, torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for constant, value in ((self.beta, 0.5), (self.eps, -1e-6), (self.alpha_p, 0.8), (self.alpha_n, 0.8 - 0.5)):
+            constant.fill_(math.log(math.expm1(value)) if constant.requires_grad else value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        beta = self.beta.to(x.dtype)
+        alpha_p, alpha_n = F.softplus(self.alpha_p).to(x.dtype), beta + F.softplus(self.alpha_n).to(x.dtype)
+        below = (torch.expm1(torch.minimum(x, self.eps.to(x.dtype))) - x) * alpha_n
+        return torch.where(x > 0, alpha_p * x * x, below) + beta * x
+
 
 ACTIVATIONS_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -19,11 +56,14 @@ ACTIVATIONS_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "xielu": lambda x: XIELU(device=x.device, dtype=x.dtype)(x),
 }
 
 
 def activate(x: Tensor, activation: ActivationConfig) -> Tensor:
     """Apply the activation to the up projection; gated ones take gate and up side by side and halve the width.
+
+    One that learns weights is applied as initialized.
 
     >>> x = torch.tensor([0.0, 2.0, 3.0, 4.0])
     >>> activate(x, FeedForwardConfig(activation="relu").activation).tolist()
@@ -48,6 +88,7 @@ class FeedForward(nn.Module):
         self.config = config
         self.up = nn.Linear(dim, hidden_dim * (2 if config.gated else 1), bias=config.bias)
         self.down = nn.Linear(hidden_dim, dim, bias=config.bias)
+        self.activation = XIELU() if isinstance(config.activation, XIELUConfig) else None
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +97,7 @@ class FeedForward(nn.Module):
 
     def activate_then_project(self, h: Tensor) -> Tensor:
         """The activation of the up projection's output, and its down projection."""
-        h = activate(h, self.config.activation)
+        h = activate(h, self.config.activation) if self.activation is None else self.activation(h)
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
         return self.down(h)

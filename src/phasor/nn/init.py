@@ -19,7 +19,7 @@ from phasor.config.model import Side
 from phasor.nn.attention.base import Attention
 from phasor.nn.block import Block
 from phasor.nn.embedding import Embedding
-from phasor.nn.feed_forward import FeedForward
+from phasor.nn.feed_forward import XIELU, FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.layer_input import LayerEmbedding
 from phasor.nn.moe import Experts
@@ -64,7 +64,7 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
 
     rows = {id(linear): rows for linear, rows in rows_by_role(module)}
     for part in module.modules():
-        if isinstance(part, LayerNorm | RMSNorm | Attention | Block):
+        if isinstance(part, LayerNorm | RMSNorm | Attention | Block | XIELU):
             part.reset_parameters()
         elif isinstance(part, Position):
             part.reset_parameters(model)
