@@ -18,6 +18,7 @@ from phasor.ops.sparse_attention import (
     sparse_attention_ref,
 )
 from phasor.ops.sparse_attention.selection import select_blocks
+from phasor.ops.sparse_attention.tile_lists import selected_block_lists
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
 list_launch = pytest.importorskip("phasor.ops.sparse_attention.list_launch")
@@ -52,8 +53,12 @@ MORE_CASES = {
 }
 
 
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_CASES)])
-def test_the_kernel_equals_the_reference_in_float64(name, monkeypatch):
+def test_the_kernel_equals_the_reference_in_float64(name, held, monkeypatch):
+    """Where a program holds the keys of a block while queries go by, and where it goes over them."""
+    if not held:
+        monkeypatch.setattr(list_launch, "MAX_HELD_BYTES", 0)
     pattern, queries, offset, causal, rows = (CASES | MORE_CASES)[name]
     mask, score_mod = Mask(causal=causal, offset=offset, pattern=pattern), ScoreMod(scale=DIM**-0.5)
     inputs, exact = (qkv(queries, queries + offset, dtype, rows) for dtype in (torch.float32, torch.float64))
@@ -69,9 +74,11 @@ def test_the_kernel_equals_the_reference_in_float64(name, monkeypatch):
             torch.testing.assert_close(got.double(), right, atol=SINGLE, rtol=SINGLE)
 
 
+@pytest.mark.parametrize("at_once", [64, 16])
 @pytest.mark.parametrize(("dtype", "top_k"), [(torch.float32, 4), (torch.float16, 2)])
-def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, monkeypatch):
+def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, at_once, monkeypatch):
     """In half precision too: mean keys are as precise as in float32, by the rest that their rounding leaves."""
+    monkeypatch.setattr(list_launch, "MAX_ONE_TILE", at_once)
     monkeypatch.setattr(list_launch, "SELECT_TILE", {2: 16, 4: 32})
     q, k, _ = (x.detach() for x in qkv(32, 148, dtype))
     means = k.float().unflatten(1, (37, 4)).mean(2)
@@ -82,8 +89,10 @@ def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, monkeypatch):
     assert torch.equal(chosen.long().sort(-1).values, expected.sort(-1).values)
 
 
-def test_of_equal_scores_the_lowest_block_is_chosen(monkeypatch):
-    """By torch and by the kernel, over several tiles of blocks; the oracle sorts by score and number in Python."""
+@pytest.mark.parametrize("at_once", [64, 16])
+def test_of_equal_scores_the_lowest_block_is_chosen(at_once, monkeypatch):
+    """By torch and by the kernel, over one tile of blocks or several; the oracle sorts by score and number."""
+    monkeypatch.setattr(list_launch, "MAX_ONE_TILE", at_once)
     monkeypatch.setattr(list_launch, "SELECT_TILE", {2: 16, 4: 16})
     top_k = 5
     q, means = (normal(1, n, h, DIM, seed=i).sign() / 2 for i, (n, h) in enumerate(((32, HEADS), (37, KV_HEADS))))
@@ -99,6 +108,23 @@ def test_of_equal_scores_the_lowest_block_is_chosen(monkeypatch):
         list_launch.choose_blocks(q.float(), means.float(), 4, top_k, 115),
     ):
         assert torch.equal(chosen[0].long().sort(-1).values, torch.tensor(expected).sort(-1).values)
+
+
+@pytest.mark.parametrize("tokens", [256, 512])
+def test_lists_grow_with_the_choices_alone(tokens):
+    """At a fixed number of keys: no table of tiles by their queries, and no more than two tiles that are not full."""
+    top_k, block_m = 4, 16
+    own = torch.arange(tokens) // 16
+    chosen = torch.stack([own, *((own - i).clamp(min=-1) for i in range(1, top_k))], dim=-1).expand(1, 2, -1, -1)
+    lists = selected_block_lists(chosen, tokens // 16, block_m)
+    assert lists.pairs.shape == (2, tokens * top_k)
+    assert lists.spans.shape == (2, tokens * top_k // block_m + 2 * (tokens // 16), 5)
+    assert lists.block_entries is None
+    for row in lists.pairs:  # every choice once, by block
+        assert torch.equal(row.sort().values, torch.arange(tokens * top_k, dtype=torch.int32))
+    begin, _, end = lists.block_spans[0, 3].tolist()
+    queries = lists.pairs[0, begin:end] // top_k
+    assert torch.equal(queries.sort().values.long(), (chosen[0, 0] == 3).any(-1).nonzero().flatten())
 
 
 REASONS = {

@@ -216,22 +216,21 @@ def time_patterns(study: Study, case: SparseInputs) -> None:
 
 
 def time_parts(study: Study, case: SparseInputs) -> dict[str, float]:
-    """Milliseconds of the parts of top-k: mean keys and choice, lists, attention with the merge of slots."""
-    from phasor.ops.sparse_attention import block_lists, list_launch, tile_lists
+    """Milliseconds of the parts of the first top-k: mean keys and choice, lists, attention with the merge of slots."""
+    from phasor.ops.sparse_attention import block_lists, list_launch
 
-    pattern = next(iter(patterns(case.tokens, study.settings.share).values()))
+    pattern = next(iter(patterns(case.tokens, study.settings.share, case.tokens > study.settings.full).values()))
     assert isinstance(pattern, TopBlocks)
     q, k, v = case.inputs
     heads = block_lists.heads_at_a_time(q, k, pattern.top_k)
     q, k, v = q[:, :, : heads * case.heads // case.kv_heads], k[:, :, :heads], v[:, :, :heads]
-    block, count = pattern.block, -(-case.tokens // pattern.block)
+    block, fields = pattern.block, block_lists.TopBlockArgs(pattern.block, pattern.top_k, 0, case.score_mod.scale)
     chosen = list_launch.choose_blocks(q, mean_keys(k, block), block, pattern.top_k, 0)
-    lists = tile_lists.selected_block_lists(chosen, count, list_launch.tile_queries(q))
-    args = list_launch.ListArgs(lists, block, pattern.top_k, 0, True, case.score_mod.scale)
+    args = fields.list_args("forward", q, k, chosen)
     calls: dict[str, Callable[[], object]] = {
         "mean keys": lambda: mean_keys(k, block),
         "choice": lambda: list_launch.choose_blocks(q, mean_keys(k, block), block, pattern.top_k, 0),
-        "lists": lambda: tile_lists.selected_block_lists(chosen, count, list_launch.tile_queries(q)),
+        "lists": lambda: fields.list_args("forward", q, k, chosen),
         "attention and merge": lambda: list_launch.forward(q, k, v, args),
     }
     timer = study.machine.timer

@@ -98,7 +98,7 @@ class KeyBlockArgs(NamedTuple):
         pattern = KeyBlocks(self.block, self.local, self.stride or None, self.global_blocks)
         block_m = list_launch.tile_queries(q, self.block)
         lists = key_block_lists(pattern, q.shape[1], k.shape[1], self.offset, self.causal, block_m, q.device)
-        return list_launch.ListArgs(lists, self.block, 1, self.offset, self.causal, self.scale)
+        return list_launch.ListArgs(lists, block_m, self.block, 1, self.offset, self.causal, self.scale, False)
 
 
 class TopBlockArgs(NamedTuple):
@@ -109,12 +109,13 @@ class TopBlockArgs(NamedTuple):
     offset: int
     scale: float
 
-    def list_args(self, q: Tensor, k: Tensor, chosen: Tensor) -> Any:
-        """The lists of key blocks, and what else the kernels take."""
+    def list_args(self, kernel: str, q: Tensor, k: Tensor, chosen: Tensor) -> Any:
+        """The lists of key blocks for the `"forward"` or the `"dq"` kernel, and what else the kernels take."""
         from phasor.ops.sparse_attention import list_launch
 
-        lists = selected_block_lists(chosen, cdiv(k.shape[1], self.block), list_launch.tile_queries(q))
-        return list_launch.ListArgs(lists, self.block, self.top_k, self.offset, True, self.scale)
+        block_m = list_launch.selected_tile(kernel, q, self.block)
+        lists = selected_block_lists(chosen, cdiv(k.shape[1], self.block), block_m)
+        return list_launch.ListArgs(lists, block_m, self.block, self.top_k, self.offset, True, self.scale, True)
 
 
 @custom_op("phasor::key_block_attention")
@@ -141,7 +142,7 @@ def top_block_attention(q: Tensor, k: Tensor, v: Tensor, args: TopBlockArgs) -> 
     from phasor.ops.sparse_attention import list_launch
 
     chosen = list_launch.choose_blocks(q, mean_keys(k, args.block), args.block, args.top_k, args.offset)
-    return *list_launch.forward(q, k, v, args.list_args(q, k, chosen)), chosen
+    return *list_launch.forward(q, k, v, args.list_args("forward", q, k, chosen)), chosen
 
 
 @custom_op("phasor::top_block_attention_backward")
@@ -151,7 +152,7 @@ def top_block_attention_backward(
     """The gradients of queries, keys and values; none through the choice."""
     from phasor.ops.sparse_attention import list_launch
 
-    return list_launch.backward(grad, out, lse, q, k, v, args.list_args(q, k, chosen))
+    return list_launch.backward(grad, out, lse, q, k, v, args.list_args("dq", q, k, chosen))
 
 
 @key_block_attention.register_fake

@@ -1,4 +1,4 @@
-"""The kernels of attention over lists of key blocks: forward, merge of slots, and gradients of queries."""
+"""The kernels of attention over lists of key blocks: two of the forward, merge of slots, and gradients of queries."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ def gather_tile(ptr, rows, stride, valid, BLOCK_D: tl.constexpr, HEAD_DIM: tl.co
 
 
 @triton.jit
-def tile_of_program(pairs_ptr, spans_ptr, num_tiles, num_heads, stride_pairs, stride_spans,
-                    SLOTS: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
-    """The head and row of the batch of this program, the queries of its tile and their slots, and its three bounds.
+def load_pairs(pairs_ptr, first, end, SLOTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Up to BLOCK_M pairs of a query and a slot before `end`, which of them are valid, and their queries."""
+    offs = first + tl.arange(0, BLOCK_M)
+    pair = tl.load(pairs_ptr + offs, mask=offs < end, other=-1)
+    return pair, pair >= 0, tl.maximum(pair, 0) // SLOTS
+
+
+@triton.jit
+def tile_of_program(spans_ptr, num_tiles, num_heads, stride_spans):
+    """The head and row of the batch of this program, and the five bounds of its tile.
 
     The last tiles, which have most to do, come first.
     """
@@ -30,12 +37,54 @@ def tile_of_program(pairs_ptr, spans_ptr, num_tiles, num_heads, stride_pairs, st
     head = (pid // num_tiles % num_heads).to(tl.int64)  # times the slots of all queries it is beyond 2^31
     batch = (pid // num_tiles // num_heads).to(tl.int64)
     row = batch * num_heads + head
-    pair = tl.load(pairs_ptr + row * stride_pairs + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-    valid = pair >= 0
-    query = tl.where(valid, pair, 0) // SLOTS
-    spans_ptr += row * stride_spans + tile * 3
-    bounds = (tl.load(spans_ptr), tl.load(spans_ptr + 1), tl.load(spans_ptr + 2))
-    return head, batch, row, pair, valid, query, bounds
+    spans_ptr += row * stride_spans + tile * 5
+    first, last = tl.load(spans_ptr), tl.load(spans_ptr + 1)
+    return head, batch, row, first, last, tl.load(spans_ptr + 2), tl.load(spans_ptr + 3), tl.load(spans_ptr + 4)
+
+
+@triton.jit
+def store_pairs(out_ptr, x, pair, valid, query, stride_ot, stride_os, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+                SLOTS: tl.constexpr):  # fmt: skip
+    """Store a row `[BLOCK_D]` for every pair that is valid."""
+    offs_d = tl.arange(0, BLOCK_D)
+    offsets = query.to(tl.int64) * stride_ot + (pair - query * SLOTS) * stride_os
+    in_range = valid[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(out_ptr + offsets[:, None] + offs_d[None, :], x.to(out_ptr.dtype.element_ty), mask=in_range)
+
+
+@triton.jit
+def block_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_ptr, entries_ptr,
+                         num_queries, num_keys, num_heads, group_size, num_tiles, offset, scale,
+                         stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt,
+                         stride_vh, stride_ob, stride_ot, stride_oh, stride_os,
+                         stride_pairs, stride_spans, stride_entries,
+                         HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+                         SLOTS: tl.constexpr):  # fmt: skip
+    """As `list_forward_kernel`, causal, for tiles of one block: its keys and values are read once for all queries."""
+    head, batch, row, first, last, begin, _middle, end = tile_of_program(spans_ptr, num_tiles, num_heads, stride_spans)
+    if end == begin:
+        return
+    start = tl.load(entries_ptr + row * stride_entries + begin) * BLOCK
+    k_ptr += batch * stride_kb + (head // group_size) * stride_kh
+    v_ptr += batch * stride_vb + (head // group_size) * stride_vh
+    k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK, BLOCK_D, HEAD_DIM, False)
+    v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK, BLOCK_D, HEAD_DIM, False)
+    q_ptr += batch * stride_qb + head * stride_qh
+    out_ptr += batch * stride_ob + head * stride_oh
+    lse_ptr += row * num_queries * SLOTS
+    offs_n = (start + tl.arange(0, BLOCK))[None, :]
+    for place in range(first, last, BLOCK_M):
+        pair, valid, query = load_pairs(pairs_ptr + row * stride_pairs, place, last, SLOTS, BLOCK_M)
+        q = gather_tile(q_ptr, query, stride_qt, valid, BLOCK_D, HEAD_DIM)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)
+        # Of a block before its own a query sees all.
+        scores = tl.where(offs_n <= tl.where(valid, query + offset, num_keys)[:, None], scores, float("-inf"))
+        m_i = tl.max(scores, 1)
+        p = tl.exp2(scores - m_i[:, None])
+        l_i = tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, input_precision="ieee") / l_i[:, None]
+        store_pairs(out_ptr, acc, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)
+        tl.store(lse_ptr + pair, m_i + tl.log2(l_i), mask=valid)
 
 
 @triton.jit
@@ -45,14 +94,13 @@ def list_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_
                         stride_vh, stride_ob, stride_ot, stride_oh, stride_os,
                         stride_pairs, stride_spans, stride_entries,
                         HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                        BLOCK: tl.constexpr, SLOTS: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
+                        BLOCK: tl.constexpr, SLOTS: tl.constexpr, CAUSAL: tl.constexpr,
+                        ONE_BLOCK: tl.constexpr):  # fmt: skip
     """Outputs of every query and slot, and the logsumexp of their scores to base 2, `[B, H, Tq, SLOTS]`."""
-    head, batch, row, pair, valid, query, bounds = tile_of_program(
-        pairs_ptr, spans_ptr, num_tiles, num_heads, stride_pairs, stride_spans, SLOTS, BLOCK_M
-    )
-    begin, middle, end = bounds
+    head, batch, row, first, last, begin, middle, end = tile_of_program(spans_ptr, num_tiles, num_heads, stride_spans)
     if end == begin:
         return
+    pair, valid, query = load_pairs(pairs_ptr + row * stride_pairs, first, last, SLOTS, BLOCK_M)
     entries_ptr += row * stride_entries
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh
     v_ptr += batch * stride_vb + (head // group_size) * stride_vh
@@ -61,8 +109,12 @@ def list_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     steps: tl.constexpr = BLOCK // BLOCK_N
-    for t in range(begin * steps, middle * steps):
-        start = tl.load(entries_ptr + t // steps) * BLOCK + t % steps * BLOCK_N
+    only = tl.load(entries_ptr + begin) * BLOCK
+    for t in range((middle - begin) * steps):
+        if ONE_BLOCK:  # whose keys are read without a look into the list
+            start = only + t * BLOCK_N
+        else:
+            start = tl.load(entries_ptr + begin + t // steps) * BLOCK + t % steps * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)
         v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
@@ -70,8 +122,8 @@ def list_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_
     index = (query + offset)[:, None]
     limit = tl.minimum(tl.max(tl.where(valid, query + offset, -1)) + 1, num_keys) if CAUSAL else num_keys
     for e in range(middle, end):
-        first = tl.load(entries_ptr + e) * BLOCK
-        for start in range(first, tl.minimum(first + BLOCK, limit), BLOCK_N):
+        block = tl.load(entries_ptr + e) * BLOCK
+        for start in range(block, tl.minimum(block + BLOCK, limit), BLOCK_N):
             offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
             k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)
@@ -81,11 +133,8 @@ def list_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_
             v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
             acc, l_i, m_i = online_softmax(tl.where(visible, scores, float("-inf")), v, acc, l_i, m_i, True)
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
-    offs_d = tl.arange(0, BLOCK_D)
     out_ptr += batch * stride_ob + head * stride_oh
-    offsets = query.to(tl.int64) * stride_ot + (pair - query * SLOTS) * stride_os
-    in_range = valid[:, None] & (offs_d < HEAD_DIM)[None, :]
-    tl.store(out_ptr + offsets[:, None] + offs_d[None, :], acc.to(out_ptr.dtype.element_ty), mask=in_range)
+    store_pairs(out_ptr, acc, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)
     lse = m_i + tl.log2(tl.where(l_i == 0.0, 1.0, l_i))
     tl.store(lse_ptr + row * num_queries * SLOTS + pair, lse, mask=valid)
 
@@ -124,14 +173,13 @@ def list_dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, pair
                    stride_dob, stride_dot, stride_doh, stride_ob, stride_ot, stride_oh, stride_os,
                    stride_pairs, stride_spans, stride_entries,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                   BLOCK: tl.constexpr, SLOTS: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
+                   BLOCK: tl.constexpr, SLOTS: tl.constexpr, CAUSAL: tl.constexpr,
+                   ONE_BLOCK: tl.constexpr):  # fmt: skip
     """Every slot's part of the gradients of queries."""
-    head, batch, row, pair, valid, query, bounds = tile_of_program(
-        pairs_ptr, spans_ptr, num_tiles, num_heads, stride_pairs, stride_spans, SLOTS, BLOCK_M
-    )
-    begin, middle, end = bounds
+    head, batch, row, first, last, begin, middle, end = tile_of_program(spans_ptr, num_tiles, num_heads, stride_spans)
     if end == begin:
         return
+    pair, valid, query = load_pairs(pairs_ptr + row * stride_pairs, first, last, SLOTS, BLOCK_M)
     entries_ptr += row * stride_entries
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh
     v_ptr += batch * stride_vb + (head // group_size) * stride_vh
@@ -141,8 +189,12 @@ def list_dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, pair
     delta = tl.load(delta_ptr + row * num_queries + query, mask=valid, other=0.0)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     steps: tl.constexpr = BLOCK // BLOCK_N
-    for t in range(begin * steps, middle * steps):
-        start = tl.load(entries_ptr + t // steps) * BLOCK + t % steps * BLOCK_N
+    only = tl.load(entries_ptr + begin) * BLOCK
+    for t in range((middle - begin) * steps):
+        if ONE_BLOCK:  # whose keys are read without a look into the list
+            start = only + t * BLOCK_N
+        else:
+            start = tl.load(entries_ptr + begin + t // steps) * BLOCK + t % steps * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E) - lse)
         v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
@@ -151,8 +203,8 @@ def list_dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, pair
     index = (query + offset)[:, None]
     limit = tl.minimum(tl.max(tl.where(valid, query + offset, -1)) + 1, num_keys) if CAUSAL else num_keys
     for e in range(middle, end):
-        first = tl.load(entries_ptr + e) * BLOCK
-        for start in range(first, tl.minimum(first + BLOCK, limit), BLOCK_N):
+        block = tl.load(entries_ptr + e) * BLOCK
+        for start in range(block, tl.minimum(block + BLOCK, limit), BLOCK_N):
             offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
             k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
             visible = offs_n < num_keys
@@ -163,8 +215,5 @@ def list_dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, pair
             v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
             ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
-    offs_d = tl.arange(0, BLOCK_D)
     dq_ptr += batch * stride_ob + head * stride_oh
-    offsets = query.to(tl.int64) * stride_ot + (pair - query * SLOTS) * stride_os
-    in_range = valid[:, None] & (offs_d < HEAD_DIM)[None, :]
-    tl.store(dq_ptr + offsets[:, None] + offs_d[None, :], (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)
+    store_pairs(dq_ptr, dq * scale, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)

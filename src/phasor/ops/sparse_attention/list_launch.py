@@ -9,55 +9,89 @@ import torch
 from torch import Tensor
 
 from phasor.ops.attention.flash_launch import contiguous_features, output_dot_gradient, row_stride, token_strides
-from phasor.ops.attention.flash_tiles import block_d, tiling
+from phasor.ops.attention.flash_tiles import Tiling, block_d, tiling
 from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
 from phasor.ops.sparse_attention.list_dkdv_kernel import list_dkdv_kernel
-from phasor.ops.sparse_attention.list_kernels import list_dq_kernel, list_forward_kernel, merge_kernel
+from phasor.ops.sparse_attention.list_kernels import (
+    block_forward_kernel,
+    list_dq_kernel,
+    list_forward_kernel,
+    merge_kernel,
+)
 from phasor.ops.sparse_attention.select_kernel import select_kernel
 from phasor.ops.sparse_attention.tile_lists import TileLists, largest_tile
 
 launch_forward, launch_merge = KernelLauncher(list_forward_kernel), KernelLauncher(merge_kernel)
 launch_dq, launch_dkdv = KernelLauncher(list_dq_kernel), KernelLauncher(list_dkdv_kernel)
-launch_select = KernelLauncher(select_kernel)
+launch_select, launch_block_forward = KernelLauncher(select_kernel), KernelLauncher(block_forward_kernel)
 SELECT_TILE = {2: 64, 4: 32}  # queries and blocks whose scores a program of the choice holds, by bytes per element
+MAX_ONE_TILE = 128  # blocks that are chosen from at once
+# The most keys of a block, and bytes of them and of their values each, that a program holds while queries go by.
+MAX_HELD_KEYS, MAX_HELD_BYTES = 128, 1 << 15
+HELD_TILES = 4  # tiles of queries that go by
+# Queries that chose one block read the same keys, all of them: as many as registers hold.
+WIDE_FORWARD = Tiling(128, 64, 8, 3)
 
 
 @dataclass(frozen=True)
 class ListArgs:
-    """What all kernels over lists take: blocks of `block` keys, `slots` per query, queries after `offset` others."""
+    """What all kernels over lists take: blocks of `block` keys, `slots` per query, queries after `offset` others.
+
+    Tiles are of up to `block_m` queries, each of `one_block` or of a list of them.
+    """
 
     lists: TileLists
+    block_m: int
     block: int
     slots: int
     offset: int
     causal: bool
     scale: float
+    one_block: bool
 
     def scalars(self, kernel: str, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         """The scalars that the `"forward"`, `"dq"` and `"dkdv"` kernels share, and the options of that one."""
-        _, block_n, num_warps, num_stages = tiling(kernel, q)
+        tiles = selected_tiling(q, self.block) if kernel == "forward" and self.one_block else tiling(kernel, q)
         (_, queries, heads, head_dim), (_, keys, kv_heads, _) = q.shape, k.shape
         return {
             "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
             "offset": self.offset, "scale": self.scale, **token_strides("q", q.stride()),
             **token_strides("k", k.stride()), **token_strides("v", v.stride()),
             "stride_pairs": row_stride(self.lists.pairs), "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim),
-            "BLOCK_M": self.lists.pairs.shape[-1], "BLOCK_N": largest_tile(self.block, block_n),
-            "BLOCK": self.block, "SLOTS": self.slots, "CAUSAL": self.causal,
-            "num_warps": num_warps, "num_stages": num_stages,
+            "BLOCK_M": self.block_m, "BLOCK_N": largest_tile(self.block, tiles.block_n), "BLOCK": self.block,
+            "SLOTS": self.slots, "CAUSAL": self.causal, "ONE_BLOCK": self.one_block,
+            "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
         }  # fmt: skip
 
     def list_scalars(self) -> dict[str, int]:
         """The scalars of the lists of key blocks of every tile."""
         lists = self.lists
         strides = {"stride_spans": row_stride(lists.spans), "stride_entries": row_stride(lists.entries)}
-        return {"num_tiles": lists.pairs.shape[1], **strides}
+        return {"num_tiles": lists.spans.shape[1], **strides}
 
 
-def tile_queries(q: Tensor, block: int | None = None) -> int:
-    """How many queries a tile has: as few as the smallest tile of any kernel, and a divisor of a block."""
-    most = min(tiling(kernel, q).block_m for kernel in ("forward", "dq", "dkdv"))
-    return most if block is None else largest_tile(block, most)
+def tile_queries(q: Tensor, block: int) -> int:
+    """How many queries a tile of neighbors has: as few as the smallest of any kernel, and a divisor of a block."""
+    return largest_tile(block, min(tiling(kernel, q).block_m for kernel in ("forward", "dq", "dkdv")))
+
+
+def holds_block(q: Tensor, block: int) -> bool:
+    """Whether a program holds the keys and values of a whole block while queries go by."""
+    size = block * block_d(q.shape[-1]) * q.element_size()
+    return block & (block - 1) == 0 and block <= MAX_HELD_KEYS and size <= MAX_HELD_BYTES
+
+
+def selected_tiling(q: Tensor, block: int) -> Tiling:
+    """The tiling of the forward over queries that chose one block."""
+    wide = q.element_size() == 2 and block_d(q.shape[-1]) <= 128 and not holds_block(q, block)
+    return WIDE_FORWARD if wide else tiling("forward", q)
+
+
+def selected_tile(kernel: str, q: Tensor, block: int) -> int:
+    """How many queries that chose one block are a tile of the `"forward"` or the `"dq"` kernel."""
+    if kernel != "forward":
+        return tiling(kernel, q).block_m
+    return selected_tiling(q, block).block_m * (HELD_TILES if holds_block(q, block) else 1)
 
 
 def slot_tensor(x: Tensor, slots: int, fill: bool) -> tuple[Tensor, dict[str, int]]:
@@ -80,7 +114,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, args: ListArgs) -> tuple[Tensor, Te
     tensors: dict[str, Tensor | None] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": slots, "lse_ptr": lse}
     tensors |= {"pairs_ptr": lists.pairs, "spans_ptr": lists.spans, "entries_ptr": lists.entries}
     scalars = args.scalars("forward", q, k, v) | args.list_scalars() | out_strides
-    launch_forward(q, tensors, (scalars["num_tiles"] * heads * rows,), **scalars)
+    grid = (scalars["num_tiles"] * heads * rows,)
+    if args.one_block and holds_block(q, args.block):
+        scalars["BLOCK_M"] //= HELD_TILES
+        for unused in ("BLOCK_N", "CAUSAL", "ONE_BLOCK"):
+            del scalars[unused]
+        launch_block_forward(q, tensors, grid, **scalars)
+    else:
+        launch_forward(q, tensors, grid, **scalars)
     if args.slots == 1:
         return slots, lse.squeeze(-1)
     out, merged = torch.empty(q.shape, dtype=q.dtype, device=q.device), lse.new_empty(rows, heads, queries)
@@ -110,10 +151,12 @@ def backward(
     scalars = args.scalars("dq", q, k, v) | args.list_scalars() | grad_strides | dq_strides
     launch_dq(q, tensors, (scalars["num_tiles"] * heads * rows,), **scalars)
     tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "pairs_ptr": lists.pairs}
-    tensors |= {"tile_spans_ptr": lists.tile_spans, "tile_entries_ptr": lists.tile_entries}
+    tensors |= {"block_spans_ptr": lists.block_spans, "block_entries_ptr": lists.block_entries}
     scalars = args.scalars("dkdv", q, k, v) | grad_strides | token_strides("dk", dk.stride())
-    scalars |= {"stride_tile_spans": row_stride(lists.tile_spans)}
-    scalars |= {"stride_tile_entries": row_stride(lists.tile_entries)}
+    scalars |= {"stride_block_spans": row_stride(lists.block_spans)}
+    scalars |= {"stride_block_entries": row_stride(lists.block_entries)}
+    if args.one_block:  # its pairs are read as they come
+        scalars["BLOCK_M"] = tiling("dkdv", q).block_m
     launch_dkdv(q, tensors, (cdiv(keys, scalars["BLOCK_N"]) * kv_heads * rows,), **scalars)
     return slots if args.slots == 1 else slots.sum(3).transpose(1, 2).contiguous(), dk, dv
 
@@ -126,12 +169,14 @@ def choose_blocks(q: Tensor, means: Tensor, block: int, top_k: int, offset: int)
     rows, queries, heads, head_dim = q.shape
     chosen = torch.empty(rows, heads, queries, top_k, dtype=torch.int32, device=q.device)
     rounded, block_m = means.to(q.dtype), SELECT_TILE[q.element_size()]
+    one_tile = means.shape[1] <= MAX_ONE_TILE
     tensors = {"q_ptr": q, "means_ptr": rounded, "rest_ptr": (means - rounded).to(q.dtype), "chosen_ptr": chosen}
     launch_select(
         q, tensors, (cdiv(queries, block_m) * heads * rows,), num_queries=queries, num_heads=heads,
         group_size=heads // means.shape[2], num_blocks=means.shape[1], block=block, offset=offset,
         **token_strides("q", q.stride()), **token_strides("m", rounded.stride()), HEAD_DIM=head_dim,
-        BLOCK_D=block_d(head_dim), BLOCK_M=block_m, BLOCK_N=block_m, BLOCK_K=max(2, next_power_of_2(top_k - 1)),
-        TOP_K=top_k, HAS_REST=q.dtype != torch.float32, num_warps=8, num_stages=1,
+        BLOCK_D=block_d(head_dim), BLOCK_M=block_m, BLOCK_K=max(2, next_power_of_2(top_k - 1)), TOP_K=top_k,
+        BLOCK_N=max(16, next_power_of_2(means.shape[1])) if one_tile else block_m, HAS_REST=q.dtype != torch.float32,
+        ONE_TILE=one_tile, num_warps=4, num_stages=1,
     )  # fmt: skip
     return chosen

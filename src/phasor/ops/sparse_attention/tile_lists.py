@@ -23,16 +23,17 @@ NO_PAIR = -1
 class TileLists:
     """The tables, int32, each with one row for all heads or one for every row of the batch and head.
 
-    `pairs` `[rows, tiles, BLOCK_M]` are queries times the number of slots plus the slot, -1 for none. `spans`
-    `[rows, tiles, 3]` say where in `entries` a tile's unmasked blocks begin, where its masked ones begin, and where
-    they end. `tile_spans` and `tile_entries` are the same the other way: the tiles of every block.
+    `pairs` `[rows, pairs]` are queries times the number of slots plus the slot, -1 for none, tile after tile. `spans`
+    `[rows, tiles, 5]` say where in `pairs` a tile begins and ends, where in `entries` its unmasked blocks begin, where
+    its masked ones begin, and where they end. `block_spans` `[rows, blocks, 3]` are such bounds of what sees a block:
+    of its tiles in `block_entries`, or where that is None, of its `pairs` themselves.
     """
 
     pairs: Tensor
     spans: Tensor
     entries: Tensor
-    tile_spans: Tensor
-    tile_entries: Tensor
+    block_spans: Tensor
+    block_entries: Tensor | None = None
 
 
 def largest_tile(block: int, most: int) -> int:
@@ -52,7 +53,7 @@ def key_block_lists(
 
     >>> lists = key_block_lists(KeyBlocks(2, 1, 2), 6, 6, 0, True, 2, torch.device("cpu"))
     >>> lists.pairs[0].tolist(), lists.spans[0].tolist(), lists.entries[0].tolist()
-    ([[0, 1], [2, 3], [4, 5]], [[0, 0, 1], [1, 1, 2], [2, 3, 4]], [0, 1, 0, 2])
+    ([0, 1, 2, 3, 4, 5], [[0, 2, 0, 0, 1], [2, 4, 1, 1, 2], [4, 6, 2, 3, 4]], [0, 1, 0, 2])
     """
     block, first = pattern.block, offset // pattern.block
     count, num_blocks = cdiv(offset + queries, block) - first, cdiv(keys, block)
@@ -71,8 +72,10 @@ def key_block_lists(
     back = (own[by_block, None] * tiles_per_block + torch.arange(tiles_per_block, device=device)).flatten()
     back_spans = list_spans(seen[by_block], masked[by_block], num_blocks) * tiles_per_block
     index = first * block - offset + torch.arange(count * block, device=device)
-    pairs = torch.where((index >= 0) & (index < queries), index, NO_PAIR).view(-1, block_m)
-    tables = (pairs, spans.repeat_interleave(tiles_per_block, 0), seen, back_spans, back)
+    pairs = torch.where((index >= 0) & (index < queries), index, NO_PAIR)
+    begins = torch.arange(0, len(pairs), block_m, device=device)[:, None]
+    spans = torch.cat((begins, begins + block_m, spans.repeat_interleave(tiles_per_block, 0)), dim=1)
+    tables = (pairs, spans, seen, back_spans, back)
     return TileLists(*(x.to(torch.int32)[None].contiguous() for x in tables))
 
 
@@ -94,19 +97,25 @@ def selected_block_lists(chosen: Tensor, num_blocks: int, block_m: int) -> TileL
 
     >>> chosen = torch.tensor([[0, -1], [0, -1], [1, 0]])[None, None]
     >>> lists = selected_block_lists(chosen, 2, 2)
-    >>> lists.pairs[0].tolist()
-    [[5, -1], [0, 2], [4, -1], [-1, -1], [-1, -1], [-1, -1], [-1, -1]]
-    >>> lists.entries[0, :3].tolist(), lists.tile_spans[0].tolist()
-    ([0, 0, 1], [[0, 1, 2], [2, 2, 3]])
+    >>> lists.pairs[0, :4].tolist(), lists.spans[0, :3, :2].tolist(), lists.entries[0, :3].tolist()
+    ([5, 0, 2, 4], [[0, 1], [1, 3], [3, 4]], [0, 0, 1])
+    >>> lists.block_spans[0].tolist()
+    [[0, 1, 3], [3, 3, 4]]
     """
     groups = 2 * num_blocks  # the queries that see a block whole, and those whose own block it is
-    group = torch.where(chosen < 0, groups, chosen * 2)
+    group = torch.where(chosen < 0, groups, chosen * 2).flatten(0, 1)
     group[..., 0] += 1
-    group = group.flatten(0, 1).flatten(1).to(torch.int16 if groups < 1 << 15 else torch.int32)
-    rows, num_pairs = group.shape
-    in_order, pairs = group.sort(dim=1, stable=True)
-    number = torch.arange(groups + 1, dtype=group.dtype, device=group.device).expand(rows, -1).contiguous()
-    begins = torch.searchsorted(in_order, number)  # of every group, and of the pairs that chose none
+    rows, num_pairs = len(group), group[0].numel()
+    keys = rows * (groups + 1)
+    first = torch.arange(0, keys, groups + 1, device=group.device)
+    # All rows are one sort: torch sorts a few long rows one after the other.
+    group = (group + first[:, None, None]).to(torch.int16 if keys < 1 << 15 else torch.int32)
+    in_order, order = group.flatten().sort(stable=True)
+    pairs = torch.empty_like(order, dtype=torch.int32)
+    torch.remainder(order, num_pairs, out=pairs)
+    number = torch.arange(keys, dtype=group.dtype, device=group.device)
+    begins = torch.searchsorted(in_order, number).view(rows, -1)  # of every group, and of the pairs that chose none
+    begins = begins - num_pairs * torch.arange(rows, device=group.device)[:, None]
     tiles = (begins.diff(dim=1) + block_m - 1) // block_m
     ends = tiles.cumsum(1)
     most = cdiv(num_pairs, block_m) + groups
@@ -114,13 +123,10 @@ def selected_block_lists(chosen: Tensor, num_blocks: int, block_m: int) -> TileL
     group_of = torch.searchsorted(ends, tile, right=True)
     used = group_of < groups
     group_of = group_of.clamp(max=groups - 1)
-    place = (tile - (ends - tiles).gather(1, group_of)) * block_m + begins.gather(1, group_of)
-    places = place[:, :, None] + torch.arange(block_m, device=group.device)
-    inside = (places < begins.gather(1, group_of + 1)[:, :, None]) & used[:, :, None]
-    taken = pairs.gather(1, places.clamp(max=num_pairs - 1).flatten(1)).view_as(places)
-    masked = group_of % 2 == 1
-    spans = torch.stack((tile, torch.where(masked & used, tile, tile + used), tile + used), dim=-1)
-    starts = torch.nn.functional.pad(ends, (1, 0))
-    block_spans = torch.stack((starts[:, 0:-1:2], starts[:, 1::2], starts[:, 2::2]), dim=-1)
-    tables = (torch.where(inside, taken, NO_PAIR), spans, group_of // 2, block_spans, tile[:1])
+    begin = (tile - (ends - tiles).gather(1, group_of)) * block_m + begins.gather(1, group_of)
+    end = torch.minimum(begin + block_m, begins.gather(1, group_of + 1))
+    own = group_of % 2 == 1
+    spans = torch.stack((begin, end, tile, torch.where(own & used, tile, tile + used), tile + used), dim=-1)
+    block_spans = torch.stack((begins[:, 0:-1:2], begins[:, 1::2], begins[:, 2::2]), dim=-1)
+    tables = (pairs.view(rows, -1), spans, group_of // 2, block_spans)
     return TileLists(*(x.to(torch.int32).contiguous() for x in tables))
