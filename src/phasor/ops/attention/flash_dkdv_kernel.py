@@ -120,7 +120,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
             k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
-        scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
+        scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP, q.dtype)
         if BIAS == LINES:
             scores = add_query_lines(
                 scores, q_pos_ptr, spans_ptr + batch * stride_spansb, start, num_queries, k_high, curve_param,
@@ -173,7 +173,7 @@ def dkdv_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, d
         slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, kv_head * group_size + head, BIAS)
         if BIAS == SUMS:
             k_high, k_low = load_positions(k_pos_ptr + head * stride_kposh, block_id * BLOCK_N, num_keys, BLOCK_N, BIAS)
-        scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP)
+        scores, tanh = score_tile(kq, scale, softcap, HAS_SOFTCAP, q.dtype)
         if BIAS == LINES:
             scores = add_query_lines(
                 scores, q_pos_ptr, spans_ptr + batch * stride_spansb, start, num_queries, k_high, curve_param,

@@ -138,7 +138,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
+        scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         if BIAS == SUMS and ONE_SIDED:
             following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, BLOCK_N, BIAS)
             scores += column[None, :]
@@ -185,7 +185,7 @@ def dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dweights_ptr, dq_
         offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP)
+        scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         if BIAS == LINES:
             scores, distance, share, first, last = add_key_lines(
                 scores, k_pos_ptr, start, num_keys, q_high, inverse_span, curve_param, query_range, knots, knots_ptr,

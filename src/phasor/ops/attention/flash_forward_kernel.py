@@ -122,7 +122,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         start = unmasked_start(t, unmasked, BLOCK_N, BIAS)
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
+        scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         if BIAS == SUMS and ONE_SIDED:
             following = load_positions(k_pos_ptr, start + BLOCK_N, num_keys, BLOCK_N, BIAS)
             scores += column[None, :]
@@ -157,7 +157,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
         offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
+        scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         if BIAS == LINES:
             scores, _, _, _, _ = add_key_lines(
                 scores, k_pos_ptr, start, num_keys, q_high, inverse_span, curve_param, query_range, knots, knots_ptr,
@@ -174,7 +174,7 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
                     sink_q_ptr, block_id * BLOCK_M, num_heads * HEAD_DIM, num_queries, BLOCK_M, BLOCK_D, HEAD_DIM, False
                 )
                 qk = tl.dot(sink_q, tl.trans(k), input_precision="ieee")
-                sink_scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP)
+                sink_scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
                 if BIAS != NO_BIAS:
                     s_high, s_low = load_positions(sink_pos_ptr, block_id * BLOCK_M, num_queries, BLOCK_M, BIAS)
                     ks_high, ks_low = load_positions(k_pos_ptr, start, num_keys, BLOCK_N, BIAS)
