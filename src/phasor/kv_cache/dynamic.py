@@ -45,6 +45,12 @@ class DynamicLayerStep(LayerStep):
     def last(self, name: str) -> Tensor:
         return self.write.last(self.tensors[name])
 
+    def sum_from_keys(self, x: Tensor, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
+        if not mask.aligned:  # the slots hold exactly the tokens that the query attends to, in the order of a ring
+            after = torch.tensor(self.write.after, device=x.device)
+            mask = replace(mask, key_index=self.write.layout.token_index(after, self.write.used_after))
+        return LayerStep.sum_from_keys(self, x, queries, keys, mask)
+
 
 class KVCache:
     """Keys and values of a decoder, created by `model.new_cache(batch_size, max_length)`.

@@ -114,12 +114,13 @@ class EqualTokens(LayerStep):
     def cumsum(self, x: Tensor) -> Tensor:
         return x * self.positions[None, :, None]
 
+    def sum_from_keys(self, x: Tensor, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
+        return x * (self.positions[queries, None] - self.positions[keys] + 1).clamp(min=0)
+
 
 @dataclass(slots=True, eq=False)
-class TextTokens(LayerStep):
+class TextTokens(EqualTokens):
     """Tokens of a text at positions `[T]` that count through it first: sums up to each of them."""
-
-    positions: Tensor
 
     def cumsum(self, x: Tensor) -> Tensor:
         return cumsum_tokens(x[:, : int(self.positions.max()) + 1])[:, self.positions]

@@ -68,6 +68,20 @@ class LayerStep:
         """The sum of `x` `[B, T, ...]` over the tokens of this call up to each of them."""
         return cumsum_tokens(x)
 
+    def sum_from_keys(self, x: Tensor, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
+        """The sum of `x` `[B, H, queries, keys]` over the keys from each of them to the last, both given by index.
+
+        >>> x = torch.tensor([[[[1.0, 2.0, 3.0]]]])
+        >>> index = torch.arange(3)
+        >>> LayerStep(Mask(), None).sum_from_keys(x, index[:1], index, Mask()).tolist()
+        [[[[6.0, 5.0, 3.0]]]]
+        """
+        if mask.key_index is None:
+            return x.flip(-1).cumsum(-1).flip(-1)
+        last_first = mask.key_index[:, keys].argsort(-1, descending=True)[:, None, None].expand_as(x)
+        sums = x.gather(-1, last_first).cumsum(-1)
+        return torch.zeros_like(x).scatter(-1, last_first, sums)
+
 
 @dataclass(slots=True, eq=False)
 class CrossStep(LayerStep):

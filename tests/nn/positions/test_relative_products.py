@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from device import DEVICE
+from one_layer import COUNT, DIM, HEAD_DIM, HEADS, OneLayer
 from schemes import SCHEMES, build, relative_change, tiny, tokens
 from torch import Tensor, nn
 from transformers import DebertaV2Config, Wav2Vec2BertConfig, XLNetConfig
@@ -23,42 +24,11 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 
 import phasor
 from phasor import CombinedConfig, DisentangledConfig, Record, ShawConfig, TransformerXLConfig
-from phasor.config import PositionConfig
 from phasor.nn.positions.disentangled.module import row_bounds
-from phasor.nn.sequence import sequence_info
 from phasor.ops.attention import DistanceRows, Mask, ProductBias, RelativeValues, ScoreMod, attention, attention_ref
 
 EXACT, FLOAT32_FREQUENCIES, FLOAT32_SCALE = 1e-12, 1e-5, 1e-6
-HEADS, HEAD_DIM, DIM, COUNT = 4, 8, 32, 23
 NAMES = [name for name, scheme in SCHEMES.items() if scheme.reads_heads]
-
-
-class OneLayer:
-    """The attention of one encoder layer without its output projection, and the weights of that layer in float64."""
-
-    def __init__(self, position: PositionConfig, **changes: object) -> None:
-        config = tiny(position, **{"num_layers": 1, "shape": "encoder", "num_kv_heads": HEADS, **changes})
-        self.stack = build(config).double().requires_grad_(False).encoder
-        self.scheme, self.attention = self.stack.position(0), self.stack.blocks[0].attention
-        self.attention.out = nn.Identity()
-        self.x = torch.randn(2, COUNT, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-    def __call__(self) -> Tensor:
-        seq = sequence_info(2, COUNT, self.x.device)
-        return self.attention(self.x, self.stack._self_attention_contexts(self.x, seq, None, None, [Record()])[0])
-
-    def projections(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The weights and biases of queries, keys and values."""
-        qkv = self.attention.qkv
-        weights, biases = (self.attention.split_rows(x, "qkv") for x in (qkv.weight, qkv.bias))
-        rows = zip("qkv", weights, biases, strict=True)
-        return {name: (w[0].flatten(0, 2), b[0].flatten()) for name, w, b in rows}
-
-    def heads(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values `[B, T, heads, D]`, the last two repeated for all heads."""
-        projected = self.attention.project(self.x)
-        q, k, v = projected.split((projected.shape[-2] - 2, 1, 1), dim=-2)
-        return q.flatten(2, 3), *(x.expand_as(q).flatten(2, 3) for x in (k, v))
 
 
 BIASED = {"attention": {"bias": ("q", "k", "v")}}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.alibi.config import ALiBiConfig as ALiBiConfig
     from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
     from phasor.nn.positions.combined.config import CombinedConfig as CombinedConfig
+    from phasor.nn.positions.cope.config import CoPEConfig as CoPEConfig
     from phasor.nn.positions.counting.config import CountingConfig as CountingConfig
     from phasor.nn.positions.disentangled.config import DisentangledConfig as DisentangledConfig
     from phasor.nn.positions.dualchunk.config import DualChunkConfig as DualChunkConfig

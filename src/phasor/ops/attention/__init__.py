@@ -5,7 +5,7 @@ from __future__ import annotations
 from phasor.ops.attention.attention import ATTENTION, attention
 from phasor.ops.attention.bias import Bias, DistanceBias, SumBias, TokenBias
 from phasor.ops.attention.fire_bias import FIREBias
-from phasor.ops.attention.mask import Mask, dense_mask
+from phasor.ops.attention.mask import SEES_ALL, Mask, dense_mask
 from phasor.ops.attention.prepare import prepare_mask
 from phasor.ops.attention.reference import attention_ref
 from phasor.ops.attention.relative import DistanceRows, ProductBias, RelativeValues
@@ -13,6 +13,7 @@ from phasor.ops.attention.score_mod import ScoreMod, ScorePiece, SinkQueries, Sp
 
 __all__ = [
     "ATTENTION",
+    "SEES_ALL",
     "Bias",
     "DistanceBias",
     "DistanceRows",

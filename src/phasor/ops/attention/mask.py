@@ -216,6 +216,9 @@ class Mask:
         return visible if visible is None or not self.aligned else visible | (row == column)
 
 
+SEES_ALL = Mask()
+
+
 def logical_and(a: Tensor | None, b: Tensor) -> Tensor:
     """Both, where None is True everywhere."""
     return b if a is None else a & b

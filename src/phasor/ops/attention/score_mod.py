@@ -95,7 +95,7 @@ class ScoreMod:
     def block_bias(self, queries: Tensor, keys: Tensor, mask: Mask, like: Tensor) -> Tensor | None:
         """The bias between queries and keys given by index, `[B or 1, H, queries, keys]`, for queries like some."""
         if isinstance(self.bias, TokenBias):
-            return self.bias.block(queries, keys, torch.promote_types(like.dtype, torch.float32))
+            return self.bias.block(queries, keys, torch.promote_types(like.dtype, torch.float32), mask)
         if self.bias is None or self.query_positions is None or self.key_positions is None:
             return None
         bias = self.bias(self.query_positions[:, queries], self.key_positions[:, keys])
