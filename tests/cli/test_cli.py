@@ -26,6 +26,8 @@ from phasor.cli import VERBS
 from phasor.cli.parser import Parser, Verb
 from phasor.config import Extension
 from phasor.config.schema import names
+from phasor.evaluation.compare.settings import SIZES, TEXT_SCHEMES, size_for
+from phasor.evaluation.stream import CPU_CHUNK, GPU_CHUNK
 from phasor.models.presets import PRESETS
 
 
@@ -74,6 +76,22 @@ def test_help_shows_defaults(verb: str) -> None:
         if isinstance(default, int | float | str) and action.default is not False and action.help != argparse.SUPPRESS:
             shown = str(default).lower() if isinstance(default, bool | str) else f"{default:g}"
             assert shown in (action.help or "") % {"default": default}, action.option_strings
+
+
+def test_help_shows_sizes_that_follow_from_others() -> None:
+    small, large = (SIZES[name] for name in ("small", "large"))
+    adding = [size_for(name, "addition").task_steps for name in ("small", "large")]
+    shown = " ".join(run("compare", "--help").stdout.split())
+    for text in (
+        f"(small: {small.length} or {small.task_length}, large: {large.length} or {large.task_length})",
+        f"(small: {small.steps}, of a task {small.task_steps}, of addition {adding[0]}; "
+        f"large: {large.steps}, {large.task_steps}, {adding[1]})",
+        f"(small: {small.rows} or {small.trials}, large: {large.rows} or {large.trials})",
+        f"({TEXT_SCHEMES})",
+    ):
+        assert text in shown
+    shown = " ".join(run("evaluate", "--help").stdout.split())
+    assert f"tokens that are read at a time ({CPU_CHUNK}, on a GPU {GPU_CHUNK}; fewer for a decaying scheme)" in shown
 
 
 @pytest.mark.parametrize("verb", ["generate", "convert", "explain"])

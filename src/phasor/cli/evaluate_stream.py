@@ -17,7 +17,7 @@ SHARED = ("out",)
 OPTIONS = {
     "--stream FILE": "read a text, or token ids (.bin, .tokens, .npy), as one sequence of any length in constant "
     "memory; --out saves the state, for --resume",
-    "--chunk N": "tokens that are read at a time",
+    "--chunk N": "tokens that are read at a time (4096, on a GPU 65536; fewer for a decaying scheme)",
     "--window N": "let layers attend to N tokens, where they attend to more",
     "--sinks N": "keep the first N tokens visible behind the window",
     "--offset N": "the position of the first token (0)",
