@@ -66,7 +66,7 @@ class Batches:
         elif vocab_size is None or special.mask is None:
             raise ValueError("masking needs a vocabulary's size and its mask token")
         else:
-            self.source = MaskedRows(store, recipe, seed, special, shuffled, positions, vocab_size)
+            self.source = Rows(store, recipe, seed, special, shuffled, positions, vocab_size)
         self.per_epoch = self.source.per_epoch
         self.longest = self.source.longest  # tokens of the longest sequence, within one document and one row
 
@@ -99,10 +99,8 @@ class Rows:
 
     Rows are shuffled, so that a batch does not come from one long document, and dealt out evenly, so that an epoch
     does not end in a batch of a few. What is left of the last row, and of a batch with a row less than others, is
-    padding.
+    padding. With `vocab_size` some tokens are predicted instead: of those, 80 % are masked, 10 % replaced, 10 % left.
     """
-
-    shift = 1  # tokens of a document that are only targets
 
     def __init__(
         self,
@@ -112,8 +110,11 @@ class Rows:
         special: SpecialIds,
         shuffled: bool,
         positions: GivenPositions | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.store, self.seed, self.special, self.shuffled, self.positions = store, seed, special, shuffled, positions
+        self.vocab_size = vocab_size
+        self.shift = 1 if vocab_size is None else 0  # tokens of a document that are only targets
         self.sizes = np.maximum(store.lengths[:, 0] - self.shift, 0)
         self.total = int(self.sizes.sum())
         if self.total == 0:
@@ -146,45 +147,17 @@ class Rows:
         tokens, targets = (np.full(shape, self.special.pad, np.int64) for _ in range(2))
         tokens[real] = self.store.tokens[0][address]
         targets[real] = self.store.tokens[0][address + self.shift]
-        apart = documents - documents[:, :1]
-        step = number * self.per_epoch + index
-        batch = self._batch(
-            tokens=tokens,
-            targets=targets,
-            weights=real.astype(np.float32),
-            **({"document_ids": apart} if apart.any() else {}),  # rows of one document each are quicker without
-            step=step,
-        )
+        arrays: dict[str, NDArray[Any]] = {"tokens": tokens, "targets": targets, "weights": real.astype(np.float32)}
+        apart, step = documents - documents[:, :1], number * self.per_epoch + index
+        if apart.any():  # rows of one document each are quicker without
+            arrays["document_ids"] = apart
+        if self.vocab_size is not None:
+            arrays |= mask_tokens(tokens, real, [self.seed, step], self.special, self.vocab_size)
+        batch = Batch.from_arrays(arrays)
         if self.positions is None:
             return batch
         positions = torch.from_numpy(self.positions.draw(documents, self.store, real, address, step))
         return dataclasses.replace(batch, positions=positions, length=self.positions.length)
-
-    def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
-        return Batch.from_arrays(arrays)
-
-
-class MaskedRows(Rows):
-    """Packed rows in which some tokens are predicted: of those, 80 % are masked, 10 % replaced, 10 % left."""
-
-    shift = 0
-
-    def __init__(
-        self,
-        store: TokenStore,
-        recipe: Recipe,
-        seed: int,
-        special: SpecialIds,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int,
-    ) -> None:
-        super().__init__(store, recipe, seed, special, shuffled, positions)
-        self.vocab_size = vocab_size
-
-    def _batch(self, *, step: int, **arrays: NDArray[Any]) -> Batch:
-        arrays |= mask_tokens(arrays["tokens"], arrays["weights"] > 0, [self.seed, step], self.special, self.vocab_size)
-        return super()._batch(step=step, **arrays)
 
 
 def mask_tokens(
