@@ -56,14 +56,11 @@ def model_folder(folder: str | Path, origin: Path | None = None) -> ArtifactFold
     What is there has to be a model that phasor wrote, or the folder that the model came from.
     """
     folder = path_of(folder).resolve()  # what a link points to is replaced, and not the link
-    reason = unreplaceable_reason(folder, is_origin(folder, origin)) if folder.exists() else None
+    is_origin = origin is not None and origin.resolve() == folder
+    reason = unreplaceable_reason(folder, is_origin) if folder.exists() else None
     if reason is not None:
         raise ValueError(f"{folder} {reason}")
     return ArtifactFolder(folder, "model")
-
-
-def is_origin(folder: Path, origin: Path | None) -> bool:
-    return origin is not None and origin.resolve() == folder
 
 
 def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -53,9 +52,7 @@ class Tensors:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.opened.close()
 
     def _open(self, file: Path) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.bench import DEFAULT_WORKLOADS, FAMILIES, STUDIES, WORKLOADS
 from phasor.cli.options import add_weights, declare_options
-from phasor.cli.output import console, new_table, plain, print_json, show
-from phasor.config.schema import unknown
+from phasor.cli.output import console, new_table, print_json, show
+from phasor.config.schema import json_value, unknown
 from phasor.config.text_files import read_text
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def is_kept(where: str | None) -> bool:
 
 
 def write_json(value: Any, where: str) -> None:
-    text = json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(json_value(value), indent=1, ensure_ascii=False) + "\n"
     if where == "-":
         print_json(value)
     elif not is_kept(where):

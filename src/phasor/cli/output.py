@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import IO, Any
 
 from phasor.cli.streams import escape_controls
 from phasor.config.distribution import missing_package
+from phasor.config.schema import json_value
 
 # Control characters that JSON allows in strings and a terminal obeys.
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
@@ -88,25 +86,8 @@ def print_json(value: Any, file: IO[str] | None = None) -> None:
     """Print JSON that any reader takes: in the letters of the file's encoding, without control characters."""
     file = sys.stdout if file is None else file
     unicode = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
-    text = json.dumps(plain(value), indent=2, ensure_ascii=not unicode)
+    text = json.dumps(json_value(value), indent=2, ensure_ascii=not unicode)
     print(text.translate(JSON_ESCAPES), file=file)
-
-
-def plain(value: Any) -> Any:
-    """Records and paths as JSON values; numbers that are not finite become null.
-
-    >>> plain({"folder": Path("run"), "loss": float("nan"), "step": 3})
-    {'folder': 'run', 'loss': None, 'step': 3}
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def console() -> Any:

@@ -12,6 +12,8 @@ import dataclasses
 import difflib
 import functools
 import json
+import math
+import os
 import reprlib
 import sys
 import types
@@ -300,6 +302,38 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_plain(v) for v in value]
     return value
+
+
+def json_value(value: Any) -> Any:
+    """Records, mappings and paths as values of JSON, which has no numbers that are not finite: None is in their place.
+
+    >>> json_value({"norm": (1.0, float("nan")), "step": 3})
+    {'norm': [1.0, None], 'step': 3}
+    """
+    if isinstance(value, Config):
+        value = value.to_dict()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: json_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """The fields in which two plain dicts differ, by dotted name, with what each has.
+
+    >>> differences({"dim": 64, "norm": {"kind": "rmsnorm"}}, {"dim": 128, "norm": {"kind": "rmsnorm"}}, "model")
+    [('model.dim', 64, 128)]
+    """
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = dict.fromkeys([*a, *b])
+        inner = (differences(a.get(key), b.get(key), f"{where}.{key}" if where else key) for key in keys)
+        return [found for each in inner for found in each]
+    return [] if a == b else [(where, a, b)]
 
 
 def coerce(value: Any, hint: Any, where: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from phasor.config import Extension, ModelConfig, PositionConfig
 from phasor.config.positions import RotaryPair
-from phasor.config.schema import check_integer, quote, summary
+from phasor.config.schema import check_integer, differences, json_value, quote, summary
 from phasor.config.text_files import from_json, read_text
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
@@ -45,7 +45,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, for JSON; infinities become null."""
-        return to_plain(self)
+        return json_value(self)
 
 
 def explain(
@@ -175,24 +175,3 @@ def format_layers(layers: tuple[int, ...]) -> str:
         else:
             runs.append([layer])
     return "layers " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def differences(a: Any, b: Any, where: str = "") -> list[tuple[str, Any, Any]]:
-    """The fields in which two plain dicts differ, by dotted name."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        fields = []
-        for key in dict.fromkeys([*a, *b]):
-            fields += differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-        return fields
-    return [] if a == b else [(where, a, b)]
-
-
-def to_plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists, infinities as None."""
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    return None if isinstance(value, float) and math.isinf(value) else value

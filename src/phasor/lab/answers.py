@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any, NamedTuple
 
-from phasor.config.schema import shorten, to_plain, unique_keys
+from phasor.config.schema import json_value, shorten, unique_keys
 from phasor.lab.endpoints import ENDPOINTS, MAX_ELEMENTS, Matrix
 from phasor.lab.folders import FolderList
 
@@ -56,7 +56,7 @@ def answer(path: str, body: bytes, folders: FolderList) -> Answer:
         traceback.print_exc(file=sys.stderr)
         return mistake(f"the lab failed with {type(error).__name__}; the terminal says where", 500)
     if isinstance(result, Matrix):
-        notes = json.dumps(finite(dict(result.notes)))
+        notes = json.dumps(json_value(result.notes))
         return Answer(
             200, {"Content-Type": BYTES, "X-Shape": ",".join(map(str, result.shape)), "X-Notes": notes}, result.data
         )
@@ -81,20 +81,7 @@ def encode(result: Any) -> bytes:
     >>> encode({"loss": float("nan")})
     b'{"loss": null}'
     """
-    result = to_plain(result)
-    try:
-        return json.dumps(result, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
-    except ValueError:
-        return json.dumps(finite(result), ensure_ascii=False).encode("utf-8", "replace")
-
-
-def finite(value: Any) -> Any:
-    """Plain data with None in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(json_value(result), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def mistake(sentence: str, status: int = 400, field: str | None = None, retry: int | None = None) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from phasor.checkpoints.tensors import TensorSource, shard_sources
@@ -26,9 +25,7 @@ class FollowerRunFolder(RunFolder):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def check_visible(self, token: str) -> None:

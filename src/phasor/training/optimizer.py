@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -145,22 +146,20 @@ class EMA:
             weight.copy_(weights[name])
 
 
-class swap_weights:  # noqa: N801
-    """Swaps a model's weights with their average for the length of a `with`; does nothing without an average."""
-
-    def __init__(self, model: NamedWeights, ema: EMA | None) -> None:
-        self.model, self.ema = model, ema
-
-    def __enter__(self) -> None:
-        self._swap()
-
-    def __exit__(self, *_: object) -> None:
-        self._swap()
+@contextmanager
+def swap_weights(model: NamedWeights, ema: EMA | None) -> Iterator[None]:
+    """Swap a model's weights with their average for the length of a `with`; does nothing without an average."""
+    averages = {} if ema is None else ema.weights
 
     @torch.no_grad()
-    def _swap(self) -> None:
-        if self.ema is not None:
-            for name, weight in self.model.named_parameters():
-                held = weight.clone()
-                weight.copy_(self.ema.weights[name])
-                self.ema.weights[name].copy_(held)
+    def swap() -> None:
+        for name, weight in model.named_parameters() if averages else ():
+            held = weight.clone()
+            weight.copy_(averages[name])
+            averages[name].copy_(held)
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()

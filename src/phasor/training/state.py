@@ -21,7 +21,7 @@ from phasor.checkpoints.folder import read_json, write_json
 from phasor.checkpoints.runs import VALUES, checkpoint_name
 from phasor.checkpoints.runs import checkpoints as checkpoints
 from phasor.checkpoints.tensors import TensorSource, write_sources
-from phasor.config.schema import name_some
+from phasor.config.schema import differences, name_some
 from phasor.files import safetensors_errors
 from phasor.manifest import MANIFEST, Manifest
 
@@ -195,11 +195,5 @@ def describe_changes(before: Any, now: Any, name: str = "") -> list[str]:
     >>> describe_changes({"dim": 64, "norm": {"kind": "rmsnorm"}}, {"dim": 128, "norm": {"kind": "rmsnorm"}}, "model")
     ['model.dim was 64 and is 128']
     """
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = dict.fromkeys((*before, *now))
-        return [
-            line
-            for key in keys
-            for line in describe_changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
-        ]
-    return [] if before == now else [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
+    changes = differences(before, now, name)
+    return [f"{field} was {json.dumps(old)} and is {json.dumps(new)}" for field, old, new in changes]

@@ -78,11 +78,6 @@ def exact_rows(result: Result) -> list[list[Text | str]]:
     return rows
 
 
-def scheme_result(result: Result, names: list[str]) -> Result:
-    """The same result with some of its models alone."""
-    return result | {"names": {name: result["names"][name] for name in names}}
-
-
 def text_charts(result: Result) -> dict[str, tuple[bytes, str]]:
     """The schemes beside a window of the trained length; and that which has extensions with each of them."""
     shown = {"compare": [*result["schemes"], result["baseline"]], "difference": result["schemes"]}
@@ -90,7 +85,7 @@ def text_charts(result: Result) -> dict[str, tuple[bytes, str]]:
     if variants:
         shown["extensions"] = [name for name in variants if name != result["baseline"]]
     figures = {
-        name: draw_losses(scheme_result(result, names), "loss" if name == "compare" else "difference")
+        name: draw_losses(result | {"names": names}, "loss" if name == "compare" else "difference")
         for name, names in shown.items()
     }
     figures = {"ranking": draw_ranking(result), **figures}

@@ -18,8 +18,8 @@ from typing import Any
 
 from phasor.config import Extension, ModelConfig
 from phasor.config.positions import RotaryPair
-from phasor.config.schema import Choice, Config, fields, summary, unknown
-from phasor.inspect.explain import SchemeReport, differences, format_layers, scheme_report, to_plain
+from phasor.config.schema import Choice, Config, differences, fields, json_value, summary, unknown
+from phasor.inspect.explain import SchemeReport, format_layers, scheme_report
 from phasor.lab.endpoints import MAX_HEAD_DIM, MAX_POSITION, FieldError, LabRequest, bounded_field, register
 from phasor.lab.rotary_model import RotaryModel, read_model_config, rotary_models, rotary_presets, smallest_model
 from phasor.models.extensions import NONE, extend_config
@@ -289,8 +289,10 @@ def plain_row(row: Row, report: SchemeReport) -> dict[str, Any]:
     return {
         "id": row.id,
         "extension": None if extension is None else extension.kind,
-        "report": to_plain(dataclasses.replace(report, pairs=())),
-        "pairs": {name: [to_plain(getattr(pair, name)) for pair in pairs] for name in RotaryPair.__dataclass_fields__},
+        "report": json_value(dataclasses.replace(report, pairs=())),
+        "pairs": {
+            name: [json_value(getattr(pair, name)) for pair in pairs] for name in RotaryPair.__dataclass_fields__
+        },
         "effects": effects,
         "angles": {name: [angle[i] for angle in angles] for i, name in enumerate(("seen", "reached", "new"))},
         "counts": {
