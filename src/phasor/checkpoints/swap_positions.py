@@ -64,9 +64,8 @@ def swap_config(model: Transformer, config: ModelConfig) -> Transformer:
                 tables[name] = tensor
     kept = {name: tables[name] if name in tables else old[name] for name in swapped.state_dict()}
     swapped.load_state_dict(kept, assign=True)
-    swapped.tokenizer, swapped.source_tokenizer = model.tokenizer, model.source_tokenizer
-    swapped.generation_settings = model.generation_settings
-    swapped.special, swapped.origin, swapped.newly_initialized = model.special, model.origin, tuple(new)
+    carry_over(model, swapped)
+    swapped.newly_initialized = tuple(new)
     dropped += [name for name in old if name not in kept]
     changes = {"newly initialized": new, "dropped": dropped}
     if any(changes.values()):
@@ -117,3 +116,10 @@ def replace_positions(
     if extension is not None:
         config = config.with_extension(None if extension == "none" else coerce(extension, Extension, "extension"))
     return config
+
+
+def carry_over(source: Transformer, model: Transformer) -> None:
+    """Give a model everything of another beside its weights and configuration."""
+    model.tokenizer, model.source_tokenizer = source.tokenizer, source.source_tokenizer
+    model.special, model.generation_settings = source.special, source.generation_settings
+    model.origin = source.origin

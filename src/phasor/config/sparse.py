@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from phasor.config.schema import Choice, greater_than_one, not_negative, positive
 
 
 class SparseConfig(Choice, what="sparse attention pattern"):
     """The keys that a query attends to, by their index in the sequence or by their scores."""
 
+    takes_window: ClassVar[bool] = False  # whether a window may narrow the pattern
+    causal_only: ClassVar[bool] = False  # whether the pattern is for decoders alone
+
     @property
     def reach(self) -> int | None:
         """How many tokens back a query can see, its own included; None for all of them."""
         return None
-
-    @property
-    def takes_window(self) -> bool:
-        """Whether a window may narrow the pattern."""
-        return False
-
-    @property
-    def causal_only(self) -> bool:
-        """Whether the pattern is for decoders alone."""
-        return False
 
     def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
         """How many keys a query sees, on average over a row of `length` tokens; the window narrows the pattern."""
@@ -35,6 +30,7 @@ class ChunkedConfig(SparseConfig, kind="chunked"):
     8192
     """
 
+    takes_window: ClassVar[bool] = True
     chunk: int = 8192
 
     def check(self) -> None:
@@ -43,10 +39,6 @@ class ChunkedConfig(SparseConfig, kind="chunked"):
     @property
     def reach(self) -> int | None:
         return self.chunk
-
-    @property
-    def takes_window(self) -> bool:
-        return True
 
     def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
         """
@@ -116,6 +108,7 @@ class DilatedConfig(SparseConfig, kind="dilated"):
     window.
     """
 
+    takes_window: ClassVar[bool] = True
     dilation: int = 4
     segment: int | None = None
 
@@ -132,10 +125,6 @@ class DilatedConfig(SparseConfig, kind="dilated"):
     def reach(self) -> int | None:
         return self.segment
 
-    @property
-    def takes_window(self) -> bool:
-        return True
-
     def visible_keys(self, length: int, causal: bool, window: int | None) -> float:
         """
         >>> DilatedConfig(dilation=2).visible_keys(4, causal=True, window=None)
@@ -150,6 +139,7 @@ class TopKConfig(SparseConfig, kind="top-k"):
     Blocks have `block` tokens; a query of a head attends to `top_k` of them, its own included.
     """
 
+    causal_only: ClassVar[bool] = True
     block: int = 512
     top_k: int = 8
 
@@ -164,10 +154,6 @@ class TopKConfig(SparseConfig, kind="top-k"):
         sizes = [min(self.block, length - start) for start in range(0, length, self.block)]
         earlier = [min(own, self.top_k - 1) * self.block for own in range(len(sizes))]
         return sum(n * seen + n * (n + 1) / 2 for n, seen in zip(sizes, earlier, strict=True)) / length
-
-    @property
-    def causal_only(self) -> bool:
-        return True
 
 
 def visible_in_segments(length: int, segment: int, dilation: int, causal: bool, window: int | None) -> float:

@@ -14,6 +14,7 @@ from phasor.checkpoints import load
 from phasor.checkpoints.folder import QUANTIZATION
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import open_folder, read_config
+from phasor.checkpoints.swap_positions import carry_over
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
@@ -192,7 +193,6 @@ def fit_model(source: Transformer, recipe: Recipe, datasets: Datasets) -> Transf
         if unfit:
             raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
         model.load_state_dict(source.state_dict(), assign=True)
-        model.special, model.generation_settings = source.special, source.generation_settings
-        model.origin = source.origin
+        carry_over(source, model)
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model

@@ -14,7 +14,7 @@ from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
 from phasor.checkpoints.runs import RunMarker
 from phasor.checkpoints.save import FORMATS, save
-from phasor.checkpoints.swap_positions import swap_config
+from phasor.checkpoints.swap_positions import carry_over, swap_config
 from phasor.checkpoints.tensors import Progress, fingerprint_model
 from phasor.config import ModelConfig
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
@@ -33,7 +33,6 @@ from phasor.training.loop import train as train_recipe
 from phasor.training.progress import TrainingProgress
 from phasor.training.result import Status
 from phasor.training.state import describe_changes
-from phasor.transformer import Transformer
 
 METHODS = ("linear", "ntk", "yarn", "longrope", DROP)
 POSITIONS = ("ordinary", "skipped")
@@ -91,7 +90,7 @@ def extend(
     are the model's.
 
     >>> import tempfile
-    >>> from phasor import load, preset, save
+    >>> from phasor import Transformer, load, preset, save
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, trained_length=512))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(model, f"{folder}/short")
@@ -112,11 +111,16 @@ def extend(
     written = swap_config(source, exportable(config, format))
     if format == "hf":
         choose_family(written)  # a model that transformers does not have is refused before it is trained
+
+    def extended(found: ModelConfig, **how: Any) -> Extended:
+        lengths = original_length(config), found.max_length, trained_length(found)
+        return Extended(destination, method, *lengths, **how)
+
     if train is None:
         if method == DROP:
             warnings.warn("a model without its positions needs training: give a text to train on", stacklevel=2)
         save(written, destination, format, progress=bar("writing"))
-        return describe(destination, method, original_length(config), written.config)
+        return extended(written.config)
     run = path_of(run) if run is not None else destination.with_name(f"{destination.name}-run")
     if run.resolve() == destination.resolve():
         raise ValueError(f"run and destination are the same folder, {run}: name another one for the run")
@@ -135,8 +139,7 @@ def extend(
         carry_over(source, trained)
         written = swap_config(trained, exportable(trained.config, format))
         save(written, destination, format, progress=bar("writing"))
-    length = original_length(config)
-    return describe(destination, method, length, written.config, run, result.status, result.exit_code, result.loss)
+    return extended(written.config, run=run, status=result.status, exit_code=result.exit_code, loss=result.loss)
 
 
 def check_options(to: object, method: object, positions: object, format: object, train: object) -> None:
@@ -218,34 +221,3 @@ def check_begun(begun: RunMarker, recipe: Recipe, source: Path) -> None:
             f"{begun.folder} holds a run of other settings: {'; '.join(changes)}; name another folder for the run, or "
             "delete this one"
         )
-
-
-def carry_over(source: Transformer, trained: Transformer) -> None:
-    """Give a fine-tuned model everything of the source beside its weights and configuration."""
-    trained.tokenizer, trained.source_tokenizer = source.tokenizer, source.source_tokenizer
-    trained.special, trained.generation_settings = source.special, source.generation_settings
-    trained.origin = source.origin
-
-
-def describe(
-    destination: Path,
-    method: str,
-    original_length: int,
-    config: ModelConfig,
-    run: Path | None = None,
-    status: Status = "finished",
-    exit_code: int = 0,
-    loss: float | None = None,
-) -> Extended:
-    """What was written, or would have been."""
-    return Extended(
-        destination=destination,
-        method=method,
-        original_length=original_length,
-        max_length=config.max_length,
-        trained_length=trained_length(config),
-        run=run,
-        status=status,
-        exit_code=exit_code,
-        loss=loss,
-    )
