@@ -102,12 +102,17 @@ def compressed_float(strategy: str) -> Any:
     return pack
 
 
-def compressed_int8(rng: random.Random, rows: int, columns: int) -> Packed:
-    values, zeros = integers(rng, rows, columns, -128, 127), integers(rng, rows, 1, -128, 127)
-    scale = scales(rng, rows, 1, torch.bfloat16)
-    weight = matrix(rows, columns, lambda i, j: (values[i][j] - zeros[i][0]) * float(scale[i, 0]), scale.dtype)
-    stored = {"weight": torch.tensor(values, dtype=torch.int8), "weight_scale": scale}
-    return Packed(stored | {"weight_zero_point": torch.tensor(zeros, dtype=torch.int8)}, weight)
+def compressed_int8(symmetric: bool) -> Any:
+    def pack(rng: random.Random, rows: int, columns: int) -> Packed:
+        values, zeros = integers(rng, rows, columns, -128, 127), integers(rng, rows, 1, -128, 127)
+        zeros = [[0]] * rows if symmetric else zeros
+        scale = scales(rng, rows, 1, torch.bfloat16)
+        weight = matrix(rows, columns, lambda i, j: (values[i][j] - zeros[i][0]) * float(scale[i, 0]), scale.dtype)
+        stored = {"weight": torch.tensor(values, dtype=torch.int8), "weight_scale": scale}
+        zero = {} if symmetric else {"weight_zero_point": torch.tensor(zeros, dtype=torch.int8)}
+        return Packed(stored | zero, weight)
+
+    return pack
 
 
 def compressed_packed(bits: int, group: int, symmetric: bool, order: bool = False) -> Any:
@@ -133,11 +138,12 @@ def compressed_packed(bits: int, group: int, symmetric: bool, order: bool = Fals
     return pack
 
 
-def gptq(bits: int, group: int | None, version: int, order: bool) -> Any:
+def gptq(bits: int, group: int | None, version: int, order: bool, symmetric: bool = False) -> Any:
     def pack(rng: random.Random, rows: int, columns: int) -> Packed:
         groups = 1 if group is None else columns // group
         values = integers(rng, columns, rows, 0, 2**bits - 1)
         zeros = integers(rng, groups, rows, 1, 2**bits - 1)
+        zeros = [[1 << bits - 1] * rows] * groups if symmetric else zeros
         scale, index = scales(rng, groups, rows, torch.float16), [j * groups // columns for j in range(columns)]
         if order:
             rng.shuffle(index)
@@ -155,9 +161,9 @@ def gptq(bits: int, group: int | None, version: int, order: bool) -> Any:
     return pack
 
 
-def awq(rng: random.Random, rows: int, columns: int) -> Packed:
-    group = 16
+def awq(rng: random.Random, rows: int, columns: int, group: int = 16, symmetric: bool = False) -> Packed:
     values, zeros = integers(rng, columns, rows, 0, 15), integers(rng, columns // group, rows, 0, 15)
+    zeros = [[8] * rows] * (columns // group) if symmetric else zeros
     scale = scales(rng, columns // group, rows, torch.float16)
     weight = matrix(
         rows, columns, lambda i, j: (values[j][i] - zeros[j // group][i]) * float(scale[j // group, i]), scale.dtype
@@ -235,7 +241,7 @@ CASES = {
         compressed_float("tensor"),
     ),
     "int-quantized": Case(
-        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), torch.bfloat16, compressed_int8
+        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), torch.bfloat16, compressed_int8(False)
     ),
     "pack-quantized": Case(compressed("pack-quantized", **INT4), torch.bfloat16, compressed_packed(4, 16, True)),
     "pack-quantized with zero points": Case(

@@ -66,7 +66,7 @@ def quantize(model: Transformer, bits: int = 8, *, group_size: int = 32) -> Tran
     small = copy.deepcopy(model, {id(x): x for x in shared if x is not None})
     replaced: dict[nn.Linear, QuantizedLinear] = {}
     for part, name, layer in list(projections(small)):
-        replaced[layer] = replaced.get(layer) or QuantizedLinear(layer, quantization)
+        replaced[layer] = replaced.get(layer) or QuantizedLinear(layer, quantization.quantize(layer.weight))
         setattr(part, name, replaced[layer])
     if table is not None:
         head = small.head
@@ -74,7 +74,7 @@ def quantize(model: Transformer, bits: int = 8, *, group_size: int = 32) -> Tran
         assert isinstance(holder, nn.Module)
         holder.__class__ = QuantizedEmbedding if holder is small.tokens else QuantizedHead
         assert isinstance(holder, Quantized)
-        holder.set_weight(table, quantization)
+        holder.set_weight(quantization.quantize(table))
     return small.requires_grad_(False).eval()
 
 

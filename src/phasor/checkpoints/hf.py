@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,15 +29,17 @@ from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.quantized_folders import QuantizedTensors, take_format
 from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
+from phasor.checkpoints.stored_weights import keep_stored_weights
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
 from phasor.checkpoints.text_part import refuse_whole, text_fields, text_names
+from phasor.checkpoints.weight_reader import WeightReader
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.generation_settings import SETTINGS
 from phasor.config.schema import name_some, unknown
 from phasor.models import families
 from phasor.models.family import Family, differences, trained_length_fields
 from phasor.models.fields import Fields
-from phasor.models.layout import Assignment, expand_rules, in_memory_order
+from phasor.models.layout import Assignment, expand_rules
 from phasor.models.missing import refuse_missing
 from phasor.transformer import Transformer
 
@@ -80,9 +82,12 @@ def read_hf_config(folder: Path, part: str | None = None) -> ModelConfig:
 
 @contextmanager
 def open_hf(
-    folder: Path, dtype: torch.dtype | None, *, strict: bool = False, part: str | None = None
+    folder: Path, dtype: torch.dtype | None, *, strict: bool = False, part: str | None = None, keep_stored: bool = False
 ) -> Iterator[OpenedModel]:
-    """The model of a Hugging Face folder, or its text part; `strict` refuses fields that have no effect."""
+    """The model of a Hugging Face folder, or its text part; `strict` refuses fields that have no effect.
+
+    `keep_stored` leaves quantized weights as they are, where a kernel takes them.
+    """
     file = folder / CONFIG
     whole = read_json(file)
     data, form = take_format(whole if part is None else text_fields(whole, file), file)
@@ -98,7 +103,7 @@ def open_hf(
         fields = Fields(data, file, names, equal=equal, strict=strict, largest=tensors.largest_size())
         if left:
             fields.note(f"the text part, a {family.model_type}, is loaded alone, and {' and '.join(left)} left out")
-        if form is not None:
+        if form is not None and not keep_stored:
             fields.note(f"weights in {form.method} are dequantized as they are read, and the model is saved without it")
         config = add_pooling(family.read_whole(fields), folder)
         resolve_copies(names, family, config)
@@ -115,9 +120,16 @@ def open_hf(
         model.origin = Origin(family.model_type, folder, config, fields.unread_fields())
         model.origin.passthrough = {name: tensors.get(names[name]).clone() for name in passthrough}
         read_special_files(model, folder, data)
+        reader = WeightReader(tensors, names, wanted, shapes, config)
+        if not keep_stored:
+            fields.warn()
+            yield OpenedModel(model, model.tokens.weight.dtype, reader.read, tensors.release)
+            return
+        kept = keep_stored_weights(model, reader)
+        if kept.left:
+            fields.note(kept.left_note())
         fields.warn()
-        read = weight_reader(tensors, names, wanted, shapes, config)
-        yield OpenedModel(model, model.tokens.weight.dtype, read, tensors.release)
+        yield OpenedModel(model, model.tokens.weight.dtype, kept.read, tensors.release, kept.tensors.keys())
 
 
 def read_special_files(model: Transformer, folder: Path, data: dict[str, Any]) -> None:
@@ -210,33 +222,6 @@ def check_tensors(
         listed = name_some(wrong, separator="; ")
         raise ValueError(f"{folder} ({shown}) does not fit its configuration as {family.model_type}: {listed}")
     return passthrough
-
-
-def weight_reader(
-    tensors: Tensors,
-    names: dict[str, str],
-    wanted: list[Assignment],
-    shapes: dict[str, Tensor],
-    config: ModelConfig,
-) -> Callable[[str, torch.device], Tensor]:
-    """What reads our tensors: mapped where the file has the same memory, and otherwise copied piece by piece."""
-    of_each: dict[str, list[Assignment]] = {}
-    for assignment in wanted:
-        of_each.setdefault(assignment.ours, []).append(assignment)
-
-    @torch.no_grad()
-    def read(name: str, device: torch.device) -> Tensor:
-        parts, like = of_each[name], shapes[name]
-        theirs = [names[assignment.theirs] for assignment in parts]
-        whole = tensors.get_adjacent(theirs) if in_memory_order(parts, like, config) else None
-        if whole is not None:
-            return whole.view(like.shape)
-        made = torch.empty(like.shape, dtype=like.dtype, device=device)
-        for assignment, found in zip(parts, theirs, strict=True):
-            assignment.layout.load(assignment.slice(made), tensors.get(found), config)
-        return made
-
-    return read
 
 
 def config_dtype(data: dict[str, Any]) -> torch.dtype | None:

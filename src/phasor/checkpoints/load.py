@@ -25,6 +25,8 @@ from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
 from phasor.transformer import Transformer
 
+STORED = "stored"  # quantized weights as a folder has them
+
 
 def load(
     folder: str | Path,
@@ -34,6 +36,7 @@ def load(
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
     part: str | None = None,
+    weights: str | None = None,
     strict: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -49,6 +52,9 @@ def load(
     effect in `transformers` have none here: a warning names them, or `strict` refuses them. A folder that phasor wrote
     is compared with its manifest, byte by byte, unless `verify` is False.
 
+    Weights of a quantized Hugging Face folder are dequantized. With `weights="stored"` those that a kernel can take
+    stay in 8 or 4 bits, with the same values; a warning names the others.
+
     >>> import tempfile
     >>> from phasor import preset, save
     >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
@@ -60,7 +66,7 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
-    with pause_gc(), open_folder(folder, dtype, part=part, strict=strict, verify=verify) as opened:
+    with pause_gc(), open_folder(folder, dtype, part=part, weights=weights, strict=strict, verify=verify) as opened:
         model = opened.load(device, progress)
     if position is None and extension is None:
         return model
@@ -73,19 +79,22 @@ def open_folder(
     dtype: torch.dtype | None = None,
     *,
     part: str | None = None,
+    weights: str | None = None,
     strict: bool = False,
     verify: bool = True,
 ) -> Iterator[OpenedModel]:
     """A model folder of any format without its weights, which can be read one by one; options as for `load`."""
     folder = resolve_folder(folder)
     check_part(folder, part)
+    if weights is not None and not (isinstance(weights, str) and weights == STORED):
+        raise unknown("weights", weights, [STORED])
     trained = is_checkpoint(folder)
     if verify:
         ArtifactFolder(folder, "checkpoint" if trained else "model").verify()
     if trained:
         opened = open_checkpoint(folder, dtype)
     elif is_hf(folder):
-        opened = open_hf(folder, dtype, strict=strict, part=part)
+        opened = open_hf(folder, dtype, strict=strict, part=part, keep_stored=weights is not None)
     else:
         opened = open_native(folder, dtype)
     with opened as model:

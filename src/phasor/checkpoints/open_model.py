@@ -35,13 +35,14 @@ def open_model(
     *,
     checkpoint: str | int | None = None,
     part: str | None = None,
+    weights: str | None = None,
     processes: LoadingProcesses | None = None,
 ) -> tuple[Transformer, Path | None]:
     """The model of a run, of a checkpoint or of a model folder of any format, and the folder of its weights.
 
     A run stands for its model, or for its best checkpoint before there is one; `checkpoint` asks for "best", "last" or
-    a step. `part` is as for `load`. A model that is loaded already is given back; it stays where it is unless a device
-    is named. With `processes` the model of a folder is cut over them.
+    a step. `part` and `weights` are as for `load`. A model that is loaded already is given back; it stays where it is
+    unless a device is named. With `processes` the model of a folder is cut over them.
 
     >>> import tempfile
     >>> from phasor import preset, save
@@ -66,7 +67,7 @@ def open_model(
         before = checkpoints(run / CHECKPOINTS)
         try:
             place = resolve_folder(model, checkpoint)
-            return load(place, device, dtype, part=part), place
+            return load(place, device, dtype, part=part, weights=weights), place
         except (OSError, ValueError):
             if checkpoints(run / CHECKPOINTS) == before:
                 raise

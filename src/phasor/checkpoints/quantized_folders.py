@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from phasor.checkpoints.quantized_formats import FORMATS, BitsAndBytes, Format, StoredWeight
+from phasor.checkpoints.quantized_formats import FORMATS, BitsAndBytes, Format, Grid, StoredWeight
 from phasor.checkpoints.tensors import TYPES, Tensors
 from phasor.config.schema import name_some
 from phasor.models.fields import Fields, json_repr
 
 NAME = "quantization_config"
+T = TypeVar("T")
 
 
 def take_format(data: dict[str, Any], file: Path) -> tuple[dict[str, Any], Format | None]:
@@ -94,13 +96,20 @@ class QuantizedTensors(Tensors):
     def dtype(self, name: str) -> str:
         return self.described[name][1] if name in self.described else super().dtype(name)
 
+    def grid(self, name: str) -> Grid | None:
+        """A weight as elements and scales; None where it is stored in another way."""
+        return self._unpack(self.form.grid, name)
+
+    def _unpack(self, function: Callable[[StoredWeight], T], name: str) -> T:
+        try:
+            return function(self.weights[name])
+        except ValueError as error:
+            raise ValueError(f"{self.file_of[name]}: {error}") from None
+
     def get(self, name: str) -> Tensor:
         if name not in self.weights:
             return super().get(name)
-        try:
-            weight = self.form.dequantize(self.weights[name])
-        except ValueError as error:
-            raise ValueError(f"{self.file_of[name]}: {error}") from None
+        weight = self._unpack(self.form.dequantize, name)
         weight = weight.to(TYPES[self.dtype(name)])
         return weight if self.compute is None else weight.to(self.compute)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from math import ceil, prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,6 +86,33 @@ class StoredWeight:
         raise ValueError(f"{self.names[end]} has the shape {list(found)}, which fits no blocks of {list(weight)}")
 
 
+class Grid(NamedTuple):
+    """Elements `[..., rows, columns]`, with one scale for every block of them, and perhaps one zero point."""
+
+    values: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+    zeros: Tensor | None = None
+
+    def per_element(self, grid: Tensor) -> Tensor:
+        """Scales or zero points, one for every element; the last blocks may be cut off."""
+        rows, columns = self.values.shape[-2:]
+        return spread(spread(as_matrix(grid).float(), self.block[0], -2, rows), self.block[1], -1, columns)
+
+    def elements(self) -> Tensor:
+        """Elements, less their zero points, in float32."""
+        values = self.values.float()
+        return values if self.zeros is None else values - self.per_element(self.zeros)
+
+    def dequantize(self) -> Tensor:
+        """Elements times their scales.
+
+        >>> Grid(torch.ones(1, 3), torch.tensor([[2.0, 5.0]]), (1, 2)).dequantize().tolist()
+        [[2.0, 2.0, 5.0]]
+        """
+        return self.elements() * self.per_element(self.scales)
+
+
 class Format:
     """A way in which weights are stored.
 
@@ -108,9 +135,15 @@ class Format:
         """The shape of a weight and its dtype, as safetensors names it; tensors that do not go together are refused."""
         raise NotImplementedError(f"{type(self).__name__} does not describe its weights")
 
+    def grid(self, parts: StoredWeight) -> Grid | None:
+        """A weight as elements and scales; None where it is stored in another way."""
+        return None
+
     def dequantize(self, parts: StoredWeight) -> Tensor:
         """A weight, in float32 or its own dtype."""
-        raise NotImplementedError(f"{type(self).__name__} does not dequantize")
+        grid = self.grid(parts)
+        assert grid is not None, f"{type(self).__name__} does not dequantize"
+        return grid.dequantize()
 
 
 class FP8(Format):
@@ -138,9 +171,9 @@ class FP8(Format):
         parts.block(end, shape, [self.block])
         return shape, "F32"
 
-    def dequantize(self, parts: StoredWeight) -> Tensor:
+    def grid(self, parts: StoredWeight) -> Grid:
         end = self.scale(parts)
-        return scale_blocks(parts.get(""), parts.scales(end), parts.block(end, parts.shape(""), [self.block]))
+        return Grid(parts.get(""), parts.scales(end), parts.block(end, parts.shape(""), [self.block]))
 
 
 class CompressedTensors(Format):
@@ -205,7 +238,7 @@ class CompressedTensors(Format):
         name = parts.names[".weight_packed"]
         raise ValueError(f"{name} has the shape {list(found)}, which holds no {[rows, columns]} in 4 or 8 bits")
 
-    def dequantize(self, parts: StoredWeight) -> Tensor:
+    def grid(self, parts: StoredWeight) -> Grid:
         shape, scales = self.shape(parts), as_matrix(parts.scales(".weight_scale"))
         zero, index, packed = ".weight_zero_point", ".weight_g_idx", ".weight_packed"
         zeros = as_matrix(parts.get(zero)) if zero in parts else torch.zeros_like(scales)
@@ -217,8 +250,8 @@ class CompressedTensors(Format):
                 zeros = unpack(zeros.T, bits)[:, : shape[0]].T - (1 << bits - 1)
         if index in parts and not (parts.get(index) == -1).all():  # -1 where groups are in order
             group = parts.group_index(index, scales.shape[1])
-            return scale_blocks(values, scales[:, group], (1, 1), zeros[:, group])
-        return scale_blocks(values, scales, parts.block(".weight_scale", shape, self.blocks), zeros)
+            return Grid(values, scales[:, group], (1, 1), zeros[:, group])
+        return Grid(values, scales, parts.block(".weight_scale", shape, self.blocks), zeros)
 
 
 class GPTQ(Format):
@@ -252,14 +285,14 @@ class GPTQ(Format):
             check_groups(parts, groups, rows)
         return (columns, rows), parts.dtype(".scales")
 
-    def dequantize(self, parts: StoredWeight) -> Tensor:
+    def grid(self, parts: StoredWeight) -> Grid:
         scales = parts.scales(".scales").T  # [out, groups]
         values = unpack(parts.get(".qweight").T, self.bits)
         zeros = unpack(parts.get(".qzeros"), self.bits)[:, : len(scales)].T + self.offset
         if ".g_idx" not in parts:
-            return scale_blocks(values, scales, (1, values.shape[1] // scales.shape[1]), zeros)
+            return Grid(values, scales, (1, values.shape[1] // scales.shape[1]), zeros)
         group = parts.group_index(".g_idx", scales.shape[1])
-        return scale_blocks(values, scales[:, group], (1, 1), zeros[:, group])
+        return Grid(values, scales[:, group], (1, 1), zeros[:, group])
 
 
 class AWQ(Format):
@@ -282,19 +315,20 @@ class AWQ(Format):
         check_groups(parts, groups, rows)
         return (words * 8, rows), parts.dtype(".scales")
 
-    def dequantize(self, parts: StoredWeight) -> Tensor:
+    def grid(self, parts: StoredWeight) -> Grid:
         values, zeros = (
             unpack(parts.get(end), 4).unflatten(-1, (-1, 8))[..., list(self.order)].flatten(-2).T
             for end in (".qweight", ".qzeros")
         )
         scales = parts.scales(".scales").T
-        return scale_blocks(values, scales, (1, values.shape[1] // scales.shape[1]), zeros)
+        return Grid(values, scales, (1, values.shape[1] // scales.shape[1]), zeros)
 
 
 class BitsAndBytes(Format):
     """int8 with a scale per row, or 4 bits that index a table (NF4, FP4) with a scale per block, perhaps in 8 bits."""
 
     method = "bitsandbytes"
+    step = 7.874015718698502e-3  # 1 / 127, as bitsandbytes has it
     tables = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
     states = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
     ends = {f".weight{end}": ".weight" for end in (*tables, *states)} | {".SCB": ".weight", ".weight_format": ".weight"}
@@ -342,9 +376,14 @@ class BitsAndBytes(Format):
             raise ValueError(f"{parts.names[end]} holds no JSON with a matrix's shape, blocksize and dtype")
         return state
 
+    def grid(self, parts: StoredWeight) -> Grid | None:
+        if ".SCB" not in parts:
+            return None
+        return Grid(parts.get(""), parts.scales(".SCB") * self.step, (1, parts.shape("")[1]))
+
     def dequantize(self, parts: StoredWeight) -> Tensor:
         if ".SCB" in parts:
-            return parts.get("") * parts.scales(".SCB")[:, None] * 7.874015718698502e-3  # by 127, as bitsandbytes does
+            return parts.get("") * parts.scales(".SCB")[:, None] * self.step
         state = self.state(parts)
         absmax, size = parts.get(".weight.absmax"), prod(state["shape"])
         if ".weight.nested_absmax" in parts:
@@ -392,21 +431,6 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
-
-
-def scale_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None) -> Tensor:
-    """Elements, less their zero points, times their scales, one per block; the last blocks may be cut off.
-
-    >>> scale_blocks(torch.ones(1, 3), torch.tensor([[2.0, 5.0]]), (1, 2)).tolist()
-    [[2.0, 2.0, 5.0]]
-    """
-    rows, columns = values.shape[-2:]
-
-    def per_element(grid: Tensor) -> Tensor:
-        return spread(spread(as_matrix(grid).float(), block[0], -2, rows), block[1], -1, columns)
-
-    values = values.float() if zeros is None else values.float() - per_element(zeros)
-    return values * per_element(scales)
 
 
 def spread(grid: Tensor, size: int, dim: int, length: int) -> Tensor:

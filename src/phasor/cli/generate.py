@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import (
+    STORED,
     add_checkpoint,
     add_extension_fields,
     add_fields,
@@ -59,7 +60,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare_options(parser, PROMPT_OPTIONS)
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ... (default: %(default)s)")
     add_positions(parser)
-    add_weights(parser, "quantize the large weights to 8 or 4 bits; by default they are as the folder has them")
+    add_weights(
+        parser,
+        "quantize the large weights to 8 or 4 bits, or keep those of a quantized folder in the bits in which they are "
+        "stored; by default they are dequantized",
+        STORED,
+    )
     declare_options(parser, {"--json": "print JSON: tokens, their log-probabilities, text"})
     add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
     add_extension_fields(parser)
@@ -174,13 +180,15 @@ def read_model(
     for option in ("weights", "position", "extension"):
         if getattr(given, option) is not None:
             refuse_processes(processes, f"--{option} {getattr(given, option)}")
-    device = given.device if given.weights is None else "cpu"
+    kept = given.weights if given.weights == STORED else None
+    device = given.device if given.weights == kept else "cpu"
     dtype = parse_dtype(given.dtype)
-    model, _ = open_model(folder, device, dtype, checkpoint=checkpoint, part=part, processes=processes)
+    chosen: dict[str, Any] = {"checkpoint": checkpoint, "part": part, "weights": kept, "processes": processes}
+    model, _ = open_model(folder, device, dtype, **chosen)
     extension = chosen_extension(given, lambda: model.config)
     if swaps and (given.position is not None or extension is not None):
         model = swap_positions(model, given.position, extension)
-    if given.weights is None:
+    if given.weights == kept:
         return model
     from phasor.device import resolve_device
     from phasor.quantization import quantize

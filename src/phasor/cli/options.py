@@ -71,9 +71,12 @@ def add_part(parser: argparse.ArgumentParser) -> None:
     declare_options(parser, {"--part PART": "text: the text part of a multimodal Hugging Face folder"})
 
 
-def add_weights(parser: Any, help: str) -> None:
-    """An option for quantized weights."""
-    parser.add_argument("--weights", choices=["int8", "int4"], help=help)
+STORED = "stored"  # the weights of a quantized folder as `load` takes it
+
+
+def add_weights(parser: Any, help: str, *others: str) -> None:
+    """An option for quantized weights; `others` are what it takes beside int8 and int4."""
+    parser.add_argument("--weights", choices=["int8", "int4", *others], help=help)
 
 
 def quantized_bits(weights: str) -> int:

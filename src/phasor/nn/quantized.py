@@ -61,13 +61,14 @@ class Quantized(nn.Module):
     integers: Tensor | None
     integers_scale: Tensor | None
 
-    def set_weight(self, weight: Tensor, quantization: Quantization) -> None:
-        """Quantize a weight and keep it."""
+    def set_weight(self, matrix: QuantizedMatrix) -> None:
+        """Hold a quantized weight, instead of one that is not."""
         if "weight" in self._parameters:
             del self._parameters["weight"]
-        values, scales = quantization.quantize(weight)[:2]
+        values, scales = matrix[:2]
         if not (scales.is_meta or bool(scales.isfinite().all())):
-            raise ValueError(f"a weight is not finite, and cannot be quantized to {quantization.bits} bits")
+            bits = 8 if isinstance(matrix, Int8Matrix) else 4
+            raise ValueError(f"a weight is not finite, and cannot be quantized to {bits} bits")
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
         for name in self.PACKED:
@@ -128,7 +129,7 @@ class Quantized(nn.Module):
 
 
 class QuantizedLinear(Quantized):
-    """`x W^T + b` with W in 8 or 4 bits.
+    """`x W^T + b` with W in 8 or 4 bits: a layer's weight quantized to 8 bits, or a matrix that is given.
 
     >>> layer = nn.Linear(64, 32)
     >>> x, small = torch.randn(5, 64), QuantizedLinear(layer).eval()
@@ -138,11 +139,11 @@ class QuantizedLinear(Quantized):
     (torch.int8, torch.float32)
     """
 
-    def __init__(self, layer: nn.Linear, quantization: Quantization | None = None) -> None:
+    def __init__(self, layer: nn.Linear, matrix: QuantizedMatrix | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
-        self.set_weight(layer.weight, quantization or Quantization())
+        self.set_weight(quantize_int8(layer.weight) if matrix is None else matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         return quantized_linear(x, self.matrix, self.bias)
@@ -158,9 +159,10 @@ class QuantizedEmbedding(Quantized, Embedding):
 
     like: Tensor
 
-    def set_weight(self, weight: Tensor, quantization: Quantization) -> None:
-        super().set_weight(weight, quantization)
-        self.register_buffer("like", weight.new_empty(0), persistent=False)  # of the dtype of the vectors
+    def set_weight(self, matrix: QuantizedMatrix) -> None:
+        like = self.weight.new_empty(0)  # of the dtype of the vectors
+        super().set_weight(matrix)
+        self.register_buffer("like", like, persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -55,6 +55,11 @@ def model_of(**changes) -> phasor.Transformer:
     return speaker(dim=64, hidden_dim=128, num_heads=2, head_dim=32, num_layers=2, **changes)
 
 
+def quantized_layer(bits: int) -> QuantizedLinear:
+    layer = torch.nn.Linear(64, 48)
+    return QuantizedLinear(layer, Quantization(bits).quantize(layer.weight))
+
+
 # Quantization to 4 bits
 
 
@@ -235,7 +240,7 @@ def test_the_8_bit_kernel_for_arm_with_values_that_are_not_finite():
 @pytest.mark.usefixtures("neon_kernel")
 def test_the_8_bit_kernel_for_arm_in_a_compiled_step(monkeypatch):
     monkeypatch.setattr(cpp, "BUILT", {})  # a new process: making the layer loads the kernel, and compiling it cannot
-    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(8)).eval()
+    layer = quantized_layer(8).eval()
     x = randn(1, 64)
     with torch.inference_mode():
         step = torch.compile(layer, fullgraph=True)
@@ -245,7 +250,7 @@ def test_the_8_bit_kernel_for_arm_in_a_compiled_step(monkeypatch):
 
 @pytest.mark.usefixtures("vnni_kernel")
 def test_the_vnni_kernel_reads_what_a_module_holds():
-    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
+    layer = quantized_layer(4).eval()
     x = randn(1, 64)
     assert QUANTIZED_LINEAR.explain(x, layer.matrix, None)[0] == "4-bit kernel for VNNI"
     many = randn(linear.MAX_ROWS["int4 vnni"] + 1, 64)
@@ -263,7 +268,7 @@ def test_without_a_compiler_the_kernel_of_torch_is_taken(monkeypatch):
         pytest.skip("needs VNNI instructions")
     for module in (pack, linear):
         monkeypatch.setattr(module, "load_kernel", lambda name: False)
-    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
+    layer = quantized_layer(4).eval()
     name, reasons = QUANTIZED_LINEAR.explain(randn(1, 64), layer.matrix, None)
     assert name == "4-bit kernel for x86, in bfloat16"
     assert reasons["4-bit kernel for VNNI"] == linear.NOT_BUILT
@@ -282,7 +287,7 @@ def test_without_a_compiler_arm_takes_the_8_bit_kernel_of_torch(monkeypatch):
 
 
 def test_a_pickled_layer_is_packed_for_the_machine_that_reads_it(monkeypatch):
-    layer = QuantizedLinear(torch.nn.Linear(64, 48), Quantization(4)).eval()
+    layer = quantized_layer(4).eval()
     stored, x = pickle.dumps(layer), randn(1, 64)
     assert torch.equal(pickle.loads(stored)(x), layer(x))
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))

@@ -34,7 +34,7 @@ def pack_int4_vnni(matrix: Int4Matrix) -> PackedInt4:
     padding = (0, 0, 0, -len(matrix.values) % LANES)
     nibbles = F.pad(nibbles_of(matrix.values), padding).unflatten(0, (-1, LANES)).unflatten(-1, (-1, 2, 4))
     weights = nibbles[..., 0, :] | nibbles[..., 1, :] << 4  # [N/16, 16, K/8, 4]
-    scales = F.pad(matrix.scale, padding).unflatten(0, (-1, LANES))
+    scales = F.pad(matrix.kernel_scale, padding).unflatten(0, (-1, LANES))
     return PackedInt4(weights.transpose(1, 2).contiguous(), scales.transpose(1, 2).contiguous())
 
 

@@ -44,7 +44,7 @@ class PackedInt4(NamedTuple):
 
 
 class Int4Matrix(NamedTuple):
-    """A matrix `[N, K]`: `values [N, K/2]` in uint8, `scale [N, K/group]` in bfloat16.
+    """A matrix `[N, K]`: `values [N, K/2]` in uint8, `scale [N, K/group]` in bfloat16, or as it was stored by others.
 
     A byte holds two neighbors, the first in its lower half, each plus 8. `packed` is what the CPU kernel of this
     machine reads, as `pack_int4` makes it.
@@ -58,6 +58,11 @@ class Int4Matrix(NamedTuple):
     def inputs(self) -> int:
         """K."""
         return 2 * self.values.shape[1]
+
+    @property
+    def kernel_scale(self) -> Tensor:
+        """The scales as CPU kernels take them, in bfloat16."""
+        return self.scale.bfloat16()
 
     @property
     def group_size(self) -> int:

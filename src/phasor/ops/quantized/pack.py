@@ -54,15 +54,15 @@ def prepare_int8(values: Tensor) -> None:
 
 def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
     """For the KleidiAI kernel, scales included."""
-    sizes = matrix.group_size, matrix.inputs, len(matrix.values)
-    return PackedInt4(torch.ops.aten._dyn_quant_pack_4bit_weight(matrix.values, matrix.scale, None, *sizes), None)
+    given = matrix.values, matrix.kernel_scale, None, matrix.group_size, matrix.inputs, len(matrix.values)
+    return PackedInt4(torch.ops.aten._dyn_quant_pack_4bit_weight(*given), None)
 
 
 def pack_int4_x86(matrix: Int4Matrix) -> PackedInt4:
     """For the x86 kernel: scales and zeros are `[K/group, N, 2]`, and N is a multiple of 16."""
     padding = (0, 0, 0, -len(matrix.values) % OUTPUTS_MULTIPLE)
     nibbles = F.pad(nibbles_of(matrix.values).to(torch.int32), padding)
-    scale = F.pad(matrix.scale, padding).T
+    scale = F.pad(matrix.kernel_scale, padding).T
     scales = torch.stack([scale, torch.zeros_like(scale)], dim=-1)
     return PackedInt4(torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1), scales)
 
