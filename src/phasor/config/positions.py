@@ -99,8 +99,13 @@ class PositionConfig(Choice, what="position scheme"):
 
     @property
     def decode_kernel_why_not(self) -> str | None:
-        """Why decode kernels do not apply the scheme; None where they do: by `Position.rotary_args`, or not at all."""
-        return "positions are neither rotary nor absent"
+        """Why decode kernels do not apply the scheme inside layers; None where they do.
+
+        They rotate by `Position.rotary_args`, and add what `Position.on_scores` gives for positions alone.
+        """
+        if self.follows_input or self.acts_on not in ((), ("input",), ("scores",)):
+            return "positions inside layers are neither rotary nor a bias by position"
+        return None
 
     @property
     def parts(self) -> tuple[PositionConfig, ...]:

@@ -134,6 +134,15 @@ def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
+def stride_or_0(x: Tensor, dim: int) -> int:
+    """The stride of a dimension, 0 where its only entry serves all rows or heads.
+
+    >>> stride_or_0(torch.zeros(3, 2), 0), stride_or_0(torch.zeros(1, 2), 0)
+    (2, 0)
+    """
+    return x.stride(dim) if x.shape[dim] > 1 else 0
+
+
 def cdiv(a: int, b: int) -> int:
     """`a / b`, rounded up: `triton.cdiv` on the host takes some microseconds.
 

@@ -132,7 +132,21 @@ def test_argmax_takes_the_first_of_equal_logits():
 
 
 def attention_in_float64(
-    qkv, keys, values, lengths, positions, shared, scale, inc, factor, width, adjacent, norms, sinks, sink_logits=None
+    qkv,
+    keys,
+    values,
+    lengths,
+    positions,
+    shared,
+    scale,
+    inc,
+    factor,
+    width,
+    adjacent,
+    norms,
+    sinks,
+    sink_logits=None,
+    bias=None,
 ):
     """Row by row and head by head; the new key and value are written, and the slots that hold a token are visible."""
     rows, slots, groups, dim = keys.shape
@@ -154,6 +168,8 @@ def attention_in_float64(
         for group in range(groups):
             k, v = keys[row, :held, group], values[row, :held, group]
             scores = scale * q[group] @ k.mT
+            if bias is not None:
+                scores = scores + bias.double()[min(row, len(bias) - 1)].view(groups, shared, slots)[group, :, :held]
             if sink_logits is not None:
                 own = sink_logits.double().view(groups, shared, 1)[group]
                 scores = torch.cat((scores, own), dim=-1)
@@ -180,6 +196,19 @@ CASES = {
 @pytest.mark.parametrize(("splits", "has_sink_logits"), [(1, False), (5, False), (5, True)])
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case, splits, has_sink_logits):
+    check_attention(case, splits, has_sink_logits)
+
+
+@pytest.mark.parametrize("rows", ["one bias for all", "a bias for each"])
+@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("case", ["no rotation", "ring and sinks", "several tiles per program"])
+def test_attention_with_a_bias(case, splits, rows):
+    held, slots, groups, shared, *_ = CASES[case]
+    bias = 3 * randn(1 if rows == "one bias for all" else len(held), groups * shared, slots)
+    check_attention(case, splits, has_sink_logits=True, bias=bias)
+
+
+def check_attention(case, splits, has_sink_logits, bias=None):
     held, slots, groups, shared, dim, width, adjacent, norm_kind, sinks = CASES[case]
     rows = len(held)
     lengths, positions = torch.tensor(held), torch.tensor(held) + 2**36 * torch.arange(rows)
@@ -195,12 +224,13 @@ def test_attention(case, splits, has_sink_logits):
     sink_logits = randn(groups * shared) if has_sink_logits else None
     wide, before = (keys.double(), values.double()), (keys.clone(), values.clone())
     expected = attention_in_float64(
-        qkv, *wide, lengths, positions, shared, 0.3, inc, 0.9, width, adjacent, norms, sinks, sink_logits
+        qkv, *wide, lengths, positions, shared, 0.3, inc, 0.9, width, adjacent, norms, sinks, sink_logits, bias
     )
     workspace = decode_attention.SplitKWorkspace(rows, groups, shared, dim, DEVICE)
     workspace.splits = min(workspace.splits, splits)
     rope = RotaryArgs(inc, 0.9, width, adjacent) if width else None
     given = {"scale": 0.3, "rope": rope, "qk_norm": norms, "sink_tokens": sinks, "sink_logits": sink_logits}
+    given["bias"] = bias
     # A compiled tl.dot takes at least 16.
     given["tiles"] = decode_attention.KVTiles(
         16 if splits == 1 or ON_GPU else 8, 1, 1
@@ -213,6 +243,7 @@ def test_attention(case, splits, has_sink_logits):
     caches = before[0].double(), before[1].double()
     wide_norms = norms and QKNormArgs(norms.q_weight.double(), norms.k_weight.double(), norms.offset, norms.eps)
     given = {"scale": 0.3, "rope": rope, "qk_norm": wide_norms, "sink_tokens": sinks, "sink_logits": sink_logits}
+    given["bias"] = bias
     reference = decode_attention_ref(qkv.double(), *caches, lengths, positions, **given)
     assert relative_change(reference, expected) < 1e-12
     assert relative_change(found.double(), reference) < 2e-6

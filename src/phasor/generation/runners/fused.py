@@ -1,13 +1,17 @@
-"""The fused step runner: five kernels per layer for one token per row, for models built as most decoders are.
+"""The fused step runner: five kernels per layer for one token per row, for decoders with RMS norms before sub-layers.
 
 Up to 16 rows (64 in bfloat16 with quantized weights) every projection is a GEMV kernel that reads its weights once:
 norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
 the projections are GEMMs of torch, and the kernels do what lies between them. A mixture of experts reads the experts in
 use alone, and is two kernels more, the router and its choice; none more for a single row and a small router.
+
+An attention or a feed-forward network that no kernel computes runs as the module it is, between the same kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,21 +21,25 @@ from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
-from phasor.nn.moe import Experts
+from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import RMSNorm
 from phasor.nn.quantized import Quantized, QuantizedLinear
+from phasor.nn.record import Record
 from phasor.ops import dispatch
+from phasor.ops.attention import Bias
 from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
 from phasor.ops.quantized import Matrix
 from phasor.transformer import Stack, Transformer
 
-TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.Identity, nn.Dropout)  # modules of torch in phasor's
+# Modules of torch in those of phasor.
+TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.ParameterList, nn.Identity, nn.Dropout)
 
 
 def fused_step_why_not(model: Transformer, weight: Tensor | None = None) -> str | None:
@@ -67,7 +75,6 @@ def model_why_not(model: Transformer) -> str | None:
         "the embedding has a norm, token types or another width than the model": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),
-        "positions are added to the embeddings": "input" in config.position.acts_on,
         "the head does more than one projection": not plain_head,
         "the weights are not float32, bfloat16 or float16, all of one dtype": not (
             dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -75,10 +82,6 @@ def model_why_not(model: Transformer) -> str | None:
         ),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    if reason is None:
-        blocks = cast(Stack, model.decoder).blocks
-        layers = ((config.layer(i), cast(Block, block)) for i, block in enumerate(blocks))
-        reason = next(filter(None, (layer_why_not(layer, block) for layer, block in layers)), None)
     return reason or ("a part of the model was replaced" if has_other_parts(model) else None)
 
 
@@ -88,11 +91,10 @@ def has_other_parts(model: Transformer) -> bool:
     if any(not kind.__module__.startswith("phasor.") for kind in kinds):
         return True
     stack = cast(Stack, model.decoder)
-    blocks, linears = [cast(Block, block) for block in stack.blocks], linears_of(stack)
-    norms = [stack.norm, *(norm for block in blocks for norm in block.residual.norms)]
-    attentions = [softmax_attention(block) for block in blocks]
+    attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
+    norms = [stack.norm, *(norm for block in stack.blocks for norm in cast(Block, block).residual.norms)]
     norms += [norm for x in attentions if x.has_qk_norm for norm in (x.q_norm, x.k_norm)]
-    plain = all(isinstance(x, nn.Linear | QuantizedLinear) for x in linears) and all(
+    plain = all(isinstance(x, nn.Linear | QuantizedLinear) for x in linears_of(stack)) and all(
         isinstance(x, RMSNorm) for x in norms
     )
     return not plain
@@ -103,16 +105,23 @@ def softmax_attention(block: nn.Module) -> SoftmaxAttention:
     return cast(SoftmaxAttention, cast(Block, block).attention)
 
 
+def fused_layers(stack: Stack, why_not: Callable[[Layer, Block], str | None]) -> list[tuple[Layer, Block]]:
+    """The layers of which kernels compute a sub-layer, and their blocks."""
+    return [(layer, block) for layer, block in layers_of(stack) if why_not(layer, block) is None]
+
+
 def linears_of(stack: Stack) -> list[Any]:
-    """The projections of a decoder."""
-    blocks = [cast(Block, block) for block in stack.blocks]
-    attention = [x for b in map(softmax_attention, blocks) for x in (b.qkv, b.out)]
-    return attention + [x for b in blocks for x in network_linears(b.feedforward)]
+    """The projections of a decoder that kernels compute."""
+    attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
+    networks = [block.feedforward for _, block in fused_layers(stack, network_why_not)]
+    return [x for b in attentions for x in (b.qkv, b.out)] + [x for b in networks for x in network_linears(b)]
 
 
 def network_linears(network: Any) -> tuple[Any, ...]:
     """The projections of a feed-forward network; of a mixture of experts its router, whose experts are no modules."""
-    return (network.router,) if isinstance(network, Experts) else (network.up, network.down)
+    if not isinstance(network, Experts):
+        return network.up, network.down
+    return (network.router,) if network.shared is None else (network.router, *network_linears(network.shared))
 
 
 def matrix(linear: nn.Linear | QuantizedLinear) -> Matrix:
@@ -120,31 +129,33 @@ def matrix(linear: nn.Linear | QuantizedLinear) -> Matrix:
     return linear.weight if isinstance(linear, nn.Linear) else linear.matrix
 
 
-def layer_why_not(layer: Layer, block: Block) -> str | None:
-    """Why the fused step is not for a layer."""
-    reason = layer.position.decode_kernel_why_not or block.attention.decode_kernel_why_not()
-    if reason is not None:
-        return reason
-    network = layer.feedforward
-    if network.hidden_dim is not None:
-        return "the hidden width of some layers is not the model's"
-    if network.experts is not None:
-        has_shared = network.experts.shared_dim is not None
-        return "a mixture of experts has a shared one" if has_shared else network.experts.kernel_why_not
-    kind = network.activation.kind
-    return None if kind in ACTIVATIONS else f"no kernel has the activation {kind!r}"
+def attention_why_not(layer: Layer, block: Block) -> str | None:
+    """Why no kernel computes the attention of a layer, which then runs as a module."""
+    return layer.position.decode_kernel_why_not or block.attention.decode_kernel_why_not()
 
 
-class FusedLayer(NamedTuple):
-    """One layer as the step uses it."""
+def network_why_not(layer: Layer, block: Block) -> str | None:
+    """Why no kernel computes the feed-forward network of a layer, which then runs as a module."""
+    network, kind = layer.feedforward, layer.feedforward.activation.kind
+    if network.experts is not None and network.experts.shared_gate:
+        return "the shared expert has a gate"
+    if network.experts is not None and network.experts.kernel_why_not is not None:
+        return network.experts.kernel_why_not
+    if kind in ACTIVATIONS or (network.experts is not None and network.experts.shared_dim is None):
+        return None
+    return f"no kernel has the activation {kind!r}"
 
-    block: Block
+
+class FusedAttention(NamedTuple):
+    """The attention of one layer as a kernel computes it."""
+
     keys: Tensor
     values: Tensor
     sinks: int
     rope: RotaryArgs | None
     qk_norm: QKNormArgs | None
     sink_logits: Tensor | None
+    adds_bias: bool
 
 
 class FusedRunner(CudaGraphRunner):
@@ -179,56 +190,99 @@ class FusedStep:
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
         self.table = self.head.table(model.tokens.table)
         self.multiplier = config.placement.multiplier
-        self.layers = [layer_parts(stack, self.cache, index) for index in range(config.num_layers)]
+        self.stack, self.adds_to_input = stack, "input" in config.position.acts_on
+        self.fused_attentions = [attention_parts(stack, self.cache, index) for index in range(config.num_layers)]
+        self.needs_contexts = any(parts is None or parts.adds_bias for parts in self.fused_attentions)
+        self.fused_networks = [network_why_not(*each) is None for each in layers_of(stack)]
 
-        def empty(width: int) -> Tensor:
-            return torch.empty(rows, width, device=device, dtype=dtype)
-
-        attention = softmax_attention(stack.blocks[0])
-        self.workspace = decode_attention.SplitKWorkspace(
-            rows, attention.num_kv_heads, attention.queries_per_kv, attention.head_dim, device
-        )
-        self.x = empty(config.dim)
-        self.qkv, self.heads = empty(attention.qkv.out_features), empty(attention.out.in_features)
-        self.hidden, self.logits = empty(config.hidden_dim), empty(config.vocab_size)
+        self.outputs: dict[int, Tensor] = {}  # of projections, by their width, which layers share
+        self.logits = self.output(config.vocab_size)
+        self.x = torch.empty_like(self.output(config.dim))
+        attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
+        if attentions:
+            kv_heads, queries_per_kv = attentions[0].num_kv_heads, attentions[0].queries_per_kv
+            self.workspace = decode_attention.SplitKWorkspace(
+                rows, kv_heads, queries_per_kv, attentions[0].head_dim, device
+            )
+            self.heads = torch.empty_like(self.output(attentions[0].out.in_features))
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
+
+    def output(self, width: int) -> Tensor:
+        """Memory for a projection of that many features."""
+        if width not in self.outputs:
+            shape, like = (len(self.buffers.tokens), width), self.embedding
+            self.outputs[width] = torch.empty(shape, device=self.buffers.tokens.device, dtype=like.dtype)
+        return self.outputs[width]
 
     def __call__(self) -> Tensor:
         x = self.embed()
-        for layer in self.layers:
-            block = layer.block
-            attention, network = softmax_attention(block), block.feedforward
-            before, between = block.residual.norms
-            qkv = self.project(x, attention.qkv, self.qkv, before)
-            heads = self.attend(
-                qkv,
-                layer.keys,
-                layer.values,
-                self.cache.counts,
-                self.positions,
-                self.heads,
-                self.workspace,
-                scale=attention.scale,
-                rope=layer.rope,
-                qk_norm=layer.qk_norm,
-                sink_logits=layer.sink_logits,
-                sink_tokens=layer.sinks,
-                pdl=self.pdl,
-            )
-            self.add(heads, attention.out, x)
-            if isinstance(network, Experts):
+        contexts = self.contexts(x) if self.needs_contexts else [None] * len(self.fused_attentions)
+        biases: dict[tuple[int, int], Tensor] = {}  # by scheme and keys
+        given = zip(self.stack.blocks, self.fused_attentions, self.fused_networks, contexts, strict=True)
+        for block, parts, network_is_fused, ctx in given:
+            attention, network = cast(Block, block).attention, cast(Block, block).feedforward
+            before, between = cast(Block, block).residual.norms
+            if parts is None:
+                self.add_module(x, partial(attention, ctx=ctx), before)
+            else:
+                self.add_attention(x, cast(SoftmaxAttention, attention), parts, before, ctx, biases)
+            if not network_is_fused:
+                self.add_module(x, network, between)
+            elif isinstance(network, Experts):
                 self.add_experts(x, network, between)
             else:
                 self.add(self.feed(x, network, between), network.down, x)
         return self.choose(x)
 
+    def contexts(self, x: Tensor) -> list[AttentionContext]:
+        """What modules take, and a bias is computed from: masks and positions over the static cache."""
+        seq = self.cache.sequence_info(self.buffers.tokens[:, None], {})
+        records = Record().per_layer(len(self.stack.layers))
+        return self.stack._self_attention_contexts(x[:, None], seq, None, self.cache, records)
+
+    def add_module(self, x: Tensor, module: Callable[[Tensor], Tensor], norm: nn.Module) -> None:
+        """`x += multiplier * module(norm(x))`."""
+        x.add_(module(norm(x)[:, None])[:, 0], alpha=self.multiplier)
+
+    def add_attention(
+        self,
+        x: Tensor,
+        attention: SoftmaxAttention,
+        parts: FusedAttention,
+        norm: nn.Module,
+        ctx: AttentionContext | None,
+        biases: dict[tuple[int, int], Tensor],
+    ) -> None:
+        """`x += multiplier * attention(norm(x))`, by kernels."""
+        heads = self.attend(
+            self.project(x, attention.qkv, self.output(attention.qkv.out_features), norm),
+            parts.keys,
+            parts.values,
+            self.cache.counts,
+            self.positions,
+            self.heads,
+            self.workspace,
+            scale=attention.scale,
+            rope=parts.rope,
+            qk_norm=parts.qk_norm,
+            sink_logits=parts.sink_logits,
+            bias=bias_row(ctx, biases) if parts.adds_bias and ctx is not None else None,
+            sink_tokens=parts.sinks,
+            pdl=self.pdl,
+        )
+        self.add(heads, attention.out, x)
+
     def embed(self) -> Tensor:
         """The vectors of the tokens."""
         tokens, embedding = self.buffers.tokens, self.embedding
         if isinstance(embedding, Quantized):
-            return embedding(tokens)
-        given = {"scale": embedding.scale_in(embedding.dtype), "pdl": self.pdl}
-        return self.embed_tokens(tokens, embedding.weight, self.x, **given)
+            x = embedding(tokens)
+        else:
+            given = {"scale": embedding.scale_in(embedding.dtype), "pdl": self.pdl}
+            x = self.embed_tokens(tokens, embedding.weight, self.x, **given)
+        if not self.adds_to_input:
+            return x
+        return self.stack.position(0).on_input(x[:, None], self.cache.sequence_info(tokens[:, None], {}))[:, 0]
 
     def project(self, x: Tensor, linear: nn.Linear | QuantizedLinear, out: Tensor, norm: nn.Module) -> Tensor:
         """`linear(norm(x))`."""
@@ -250,15 +304,26 @@ class FusedStep:
     def feed(self, x: Tensor, network: FeedForward, norm: nn.Module) -> Tensor:
         """The hidden features of the feed-forward network of `norm(x)`."""
         activation, glu = ACTIVATIONS[network.config.activation.kind], network.config.gated
+        out = self.output(network.down.in_features)
         if not self.few:
-            return self.kernels.activate(network.up(norm(x)), self.hidden, activation, glu=glu)
+            return self.kernels.activate(network.up(norm(x)), out, activation, glu=glu)
         given = {"norm": self.norm_args(norm), "bias": network.up.bias, "pdl": self.pdl}
-        return self.kernels.project_activate(x, matrix(network.up), self.hidden, activation, glu=glu, **given)
+        return self.kernels.project_activate(x, matrix(network.up), out, activation, glu=glu, **given)
 
     def add_experts(self, x: Tensor, network: Experts, norm: nn.Module) -> None:
-        """`x += multiplier * network(norm(x))`."""
+        """`x += multiplier * network(norm(x))`, the shared expert's part after its hidden features are computed."""
+        if network.shared is not None:
+            hidden = self.feed(x, network.shared, norm)
+            self.add_routed(x, network, norm)
+            self.add(hidden, network.shared.down, x)
+        else:
+            self.add_routed(x, network, norm)
+
+    def add_routed(self, x: Tensor, network: Experts, norm: nn.Module) -> None:
+        """`x += multiplier * experts(norm(x))`, of the experts that the router chooses."""
         if len(x) > MAX_EXPERT_ROWS:
-            x.add_(network(norm(x)), alpha=self.multiplier)
+            y = norm(x)
+            x.add_(EXPERTS(network, y, network.route_logits(y)), alpha=self.multiplier)
             return
         args, router = network.kernel_args(), matrix(network.router)
         merged = len(x) == 1 and self.one_row.router_is_small(router)
@@ -301,13 +366,30 @@ class FusedStep:
         return NormArgs(cast(Tensor, rms.weight), rms.offset, rms.eps)
 
 
-def layer_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedLayer:
-    """What the step needs of a layer."""
-    block, layout = cast(Block, stack.blocks[index]), cache.layouts[index]
+def bias_row(ctx: AttentionContext, biases: dict[tuple[int, int], Tensor]) -> Tensor:
+    """What positions add to the scores of a step, `[B or 1, H, slots]`; computed once for all layers with its keys."""
+    key = id(ctx.position), id(ctx.step.key_positions)
+    if key not in biases:
+        bias, queries, keys = ctx.position.on_scores(ctx.prepared), ctx.positions, ctx.step.key_positions
+        biases[key] = cast(Bias, bias)(cast(Tensor, queries), cast(Tensor, keys))[:, :, 0]
+    return biases[key]
+
+
+def layers_of(stack: Stack) -> list[tuple[Layer, Block]]:
+    """The layers of a decoder and their blocks."""
+    return list(zip(stack.layers, (cast(Block, block) for block in stack.blocks), strict=True))
+
+
+def attention_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedAttention | None:
+    """What the step needs of a layer's attention; None where no kernel computes it."""
+    layer, block = layers_of(stack)[index]
+    if attention_why_not(layer, block) is not None:
+        return None
     attention, scheme = softmax_attention(block), stack.position(stack.scheme_index[index])
     keys, values = cache.layers[index]["keys"], cache.layers[index]["values"]
     rope, qk_norm = scheme.rotary_args(cache.length, keys.device), None
     if attention.has_qk_norm:
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(cast(Tensor, q.weight), cast(Tensor, k.weight), q.offset, q.eps)
-    return FusedLayer(block, keys, values, layout.sinks, rope, qk_norm, attention.sinks)
+    adds_bias = "scores" in layer.position.acts_on
+    return FusedAttention(keys, values, cache.layouts[index].sinks, rope, qk_norm, attention.sinks, adds_bias)

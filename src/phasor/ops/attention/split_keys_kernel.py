@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.attention.split_keys import SplitKeysArgs
-from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2, stride_or_0
 from phasor.ops.online_softmax import online_softmax
 
 MAX_SPLITS = 64
@@ -158,11 +158,11 @@ def forward(args: SplitKeysArgs, tiles: SplitKeysTiles | None = None) -> Tensor:
     tensors |= {"last_ptr": args.last, "sink_logits_ptr": args.sink_logits, "out_ptr": parts, "lse_ptr": lse}
     strides: dict[str, Any] = {}
     for names, x in (("qb qh", q), ("kb kt kh", k), ("vb vt vh", v), ("mb", args.visible), ("bb bh bt", args.bias)):
-        strides |= {f"stride_{name}": 0 if x is None else row_stride(x, i) for i, name in enumerate(names.split())}
+        strides |= {f"stride_{name}": 0 if x is None else stride_or_0(x, i) for i, name in enumerate(names.split())}
     SPLIT_KEYS(
         q, tensors, (splits, kv_heads * head_tiles, rows), scale=args.scale, softcap=args.softcap or 1.0,
         num_keys=num_keys, num_heads=num_heads, group_size=group_size, head_tiles=head_tiles, num_splits=splits,
-        **strides, stride_lb=0 if args.last is None else row_stride(args.last, 0),
+        **strides, stride_lb=0 if args.last is None else stride_or_0(args.last, 0),
         KEY_DIM=key_dim, VALUE_DIM=value_dim, SHARED=shared, USE_SOFTCAP=args.softcap > 0,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
         BLOCK_K=max(16, next_power_of_2(key_dim - value_dim if shared else key_dim)),
@@ -175,11 +175,6 @@ def forward(args: SplitKeysArgs, tiles: SplitKeysTiles | None = None) -> Tensor:
             VALUE_DIM=value_dim, BLOCK_SPLITS=next_power_of_2(splits), BLOCK_V=COMBINED_FEATURES,
         )  # fmt: skip
     return out
-
-
-def row_stride(x: Tensor, dim: int) -> int:
-    """The stride of a dimension, 0 where its only entry is that of all rows or heads."""
-    return x.stride(dim) if x.shape[dim] > 1 else 0
 
 
 def values_are_in_keys(k: Tensor, v: Tensor) -> bool:

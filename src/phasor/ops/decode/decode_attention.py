@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.decode.arguments import QKNormArgs, RotaryArgs
+from phasor.ops.launch import stride_or_0
 from phasor.ops.online_softmax import online_softmax
 from phasor.ops.pdl import compute_early, pdl_launch, pdl_start_next, pdl_wait_alone
 from phasor.ops.rope.kernels import cos_sin
@@ -69,9 +70,17 @@ def load_kv(
 
 
 @triton.jit
-def attend_tile(q, k, v, visible, scale, acc, l_i, m_i):
+def attend_tile(
+    q, k, v, visible, scale, bias_ptr, start, stride_bh, stride_bt, acc, l_i, m_i,
+    GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Add a tile of keys and values to the running softmax."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if bias_ptr is not None:
+        head, slots = tl.arange(0, BLOCK_M)[:, None], start + tl.arange(0, BLOCK_N)[None, :]
+        mask = (head < GROUP_SIZE) & visible[None, :]
+        bias = tl.load(bias_ptr + head * stride_bh + slots * stride_bt, mask=mask, other=0.0)
+        scores += bias.to(tl.float32) * 1.4426950408889634
     scores = tl.where(visible[None, :], scores, float("-inf"))
     return online_softmax(scores, v, acc, l_i, m_i, MAY_BE_EMPTY=False)
 
@@ -80,6 +89,7 @@ def attend_tile(q, k, v, visible, scale, acc, l_i, m_i):
 def decode_attention_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, lengths_ptr, positions_ptr, increments_ptr, rotary_factor,
     q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, sink_logits_ptr, scale,
+    bias_ptr, stride_bb, stride_bh, stride_bt,
     partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, num_splits,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -159,6 +169,10 @@ def decode_attention_kernel(
     # The first program begins with the new token, which it writes to the cache; every one adds its split of the keys.
     first = split == 0
     new_score = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), axis=1) * scale
+    if bias_ptr is not None:
+        bias_ptr += row * stride_bb + kv_head * GROUP_SIZE * stride_bh
+        new_bias_ptrs = bias_ptr + lane * stride_bh + new_slot * stride_bt
+        new_score += tl.load(new_bias_ptrs, mask=lane < GROUP_SIZE, other=0.0).to(tl.float32) * 1.4426950408889634
     m_i, l_i = new_score, tl.full([BLOCK_M], 1.0, tl.float32)
     acc = new_value.to(tl.float32)
     if sink_logits_ptr is not None:  # a score without a value
@@ -172,7 +186,10 @@ def decode_attention_kernel(
     tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=new_mask)
     tl.store(v_cache_ptr + new_offset, new_value, mask=new_mask)
     if PREFETCH:
-        acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
+        acc, l_i, m_i = attend_tile(
+            q, k, v, visible, scale, bias_ptr, begin, stride_bh, stride_bt, acc, l_i, m_i,
+            GROUP_SIZE, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
         begin += BLOCK_N
     if begin < stop:  # else the loop's first loads would be prepared for nothing
         for start in tl.range(begin, stop, BLOCK_N, num_stages=NUM_STAGES):
@@ -180,7 +197,10 @@ def decode_attention_kernel(
                 k_cache_ptr + offset, v_cache_ptr + offset, start, stop, new_slot, num_kv_heads * HEAD_DIM,
                 HEAD_DIM, BLOCK_N, BLOCK_D,
             )  # fmt: skip
-            acc, l_i, m_i = attend_tile(q, k, v, visible, scale, acc, l_i, m_i)
+            acc, l_i, m_i = attend_tile(
+                q, k, v, visible, scale, bias_ptr, start, stride_bh, stride_bt, acc, l_i, m_i,
+                GROUP_SIZE, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
 
     first_head = (row * num_kv_heads + kv_head) * GROUP_SIZE
     if used_splits == 1:
@@ -236,6 +256,7 @@ def decode_attention(
     rope: RotaryArgs | None = None,
     qk_norm: QKNormArgs | None = None,
     sink_logits: Tensor | None = None,
+    bias: Tensor | None = None,
     sink_tokens: int = 0,
     tiles: KVTiles | None = None,
     pdl: bool = False,
@@ -244,7 +265,8 @@ def decode_attention(
 
     `lengths [B]` are the tokens that a row's cache has had so far, `positions [B]` those of the new tokens. The first
     `sink_tokens` slots keep their tokens, and the others are a ring buffer. `sink_logits [H]` are scores without a
-    value. The result, `[B, H * D]`, is written to `out`.
+    value. `bias [B or 1, H, slots]` is added to the scores, with what the new token gets at its slot. The result,
+    `[B, H * D]`, is written to `out`.
     """
     rows, num_slots, num_kv_heads, head_dim = k_cache.shape
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
@@ -253,9 +275,11 @@ def decode_attention(
     q_norm, k_norm, offset, eps = qk_norm or (None, None, 0.0, 0.0)
     stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
     increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
+    bias_strides = (0, 0, 0) if bias is None else (stride_or_0(bias, 0), bias.stride(1), bias.stride(2))
     decode_attention_kernel[(splits, num_kv_heads, rows)](
         qkv, k_cache, v_cache, lengths, positions, increments, factor,
         q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
+        bias, *bias_strides,
         workspace.acc, workspace.stats, workspace.arrived, out, num_slots, num_slots - sink_tokens, sink_tokens, splits,
         GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
         BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size)),

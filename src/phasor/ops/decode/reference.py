@@ -172,13 +172,15 @@ def decode_attention_ref(
     rope: RotaryArgs | None = None,
     qk_norm: QKNormArgs | None = None,
     sink_logits: Tensor | None = None,
+    bias: Tensor | None = None,
     sink_tokens: int = 0,
 ) -> Tensor:
     """Attention of one new token per row, `[B, H * D]`; its key and value are written to the cache.
 
     `qkv [B, K * (G + 2) * D]` has the G queries, the key and the value of each of the K groups, one after the other.
     The cache is `[B, slots, K, D]`: its first `sink_tokens` slots keep their tokens, and the others are a ring buffer.
-    `sink_logits [H]` are scores that take part in the softmax and have no value.
+    `sink_logits [H]` are scores that take part in the softmax and have no value. `bias [B or 1, H, slots]` is added to
+    the scores.
 
     >>> qkv, cache = torch.tensor([[1.0, 0.0, 0.0, 0.0, 5.0, 7.0]]), torch.zeros(1, 4, 1, 2)  # all scores are equal
     >>> decode_attention_ref(qkv, cache, cache.clone(), torch.tensor([1]), torch.tensor([1]), scale=1.0).tolist()
@@ -202,6 +204,7 @@ def decode_attention_ref(
     held = torch.arange(num_slots, device=qkv.device) < (lengths + 1)[:, None]  # [B, slots]
     keys, values = (torch.where(held[..., None, None], cache, 0.0).to(q.dtype) for cache in (k_cache, v_cache))
     scores = scale * torch.einsum("bkgd,bskd->bkgs", q, keys)
+    scores = scores if bias is None else scores + bias.unflatten(1, scores.shape[1:3])
     scores = scores.masked_fill(~held[:, None, None], -math.inf)
     if sink_logits is not None:
         sinks = sink_logits.view(1, *scores.shape[1:3], 1).expand(batch, -1, -1, -1)

@@ -11,4 +11,3 @@ class NoPositionConfig(PositionConfig, kind="none"):
     """No positions at all (NoPE); a causal mask is the only order there is."""
 
     shift_invariant: ClassVar[bool] = True
-    decode_kernel_why_not: ClassVar[str | None] = None
