@@ -46,6 +46,23 @@ def test_rotary_rows_are_cosines_and_sines(kind):
     assert np.abs(rows - np.concatenate((np.cos(angles), np.sin(angles)), axis=1)).max() < 1e-7
 
 
+def test_polar_rows_are_cosines_and_sines_of_every_feature():
+    rows = matrix(position="pope", dim=16, length=5)
+    angles = np.arange(5)[:, None] * 10000.0 ** (-np.arange(16) / 16)
+    expected = np.log1p(np.e) * np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+    assert np.abs(rows - expected).max() < 1e-6
+
+
+def test_contextual_positions_count_tokens_that_are_alike():
+    """A query and keys of ones have the gate sigmoid(sqrt(dim)), and the count is a multiple of it."""
+    scheme = build_scheme(PositionConfig.from_dict({"kind": "cope", "max_position": 6}), 16)
+    table = scheme.module.vectors[0].detach().double().numpy()
+    counts = np.minimum(np.arange(1, 11) / (1 + np.exp(-4)), 6)
+    low, high = np.floor(counts).astype(int), np.ceil(counts).astype(int)
+    e = table[low] + (table[high] - table[low]) * (counts - low)[:, None]
+    assert np.abs(scheme.codes(torch.arange(10), 10).numpy()[:, 0] - e.sum(-1) / 4).max() < 1e-12
+
+
 def test_alibi_map_is_that_of_transformers():
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -153,6 +170,7 @@ def test_the_score_card_says_what_holds():
         "alibi": ["bounded"],
         "axial": [],
         "combined": ["bounded"],
+        "cope": [],
         "counting": ["bounded"],
         "disentangled": [],
         "dualchunk": [],
@@ -163,6 +181,7 @@ def test_the_score_card_says_what_holds():
         "mrope": [],
         "none": ["unique"],
         "normalized": ["consistent"],
+        "pope": [],
         "rotary": [],
         "sandwich": [],
         "selective": ["consistent", "deterministic"],
@@ -178,6 +197,7 @@ def test_the_score_card_says_what_holds():
     assert cards["learned"]["bounded"]["refused"]
     assert cards["xpos"]["bounded"]["refused"]
     assert {kind for kind in expected if cards[kind]["deterministic"]["learned"]} == {
+        "cope",
         "counting",
         "disentangled",
         "fire",

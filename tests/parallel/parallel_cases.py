@@ -47,6 +47,7 @@ MODELS = {
     "sandwich": {"position": "sandwich"},
     "shaw": {"position": {"kind": "shaw", "max_distance": 5, "share_heads": False}, "num_kv_heads": 2},
     "transformerxl": {"position": "transformerxl"},
+    "pope": {"position": "pope", "num_kv_heads": 2},
     "cope": {"position": {"kind": "cope", "max_position": 9}},
     "disentangled": {"position": {"kind": "disentangled", "position_buckets": 8, "max_relative_positions": 12}},
     "shared projections": {"position": {"kind": "disentangled", "share_att_key": True, "norm_rel_ebd": False}},

@@ -65,7 +65,10 @@ class EncodingScheme:
         if "queries" in module.config.acts_on:
             vector = plain_vector(module, self.dim).expand(1, len(positions), self.heads, -1)
             prepared = self.for_layer(module.prepare(seq, vector), positions, text)
-            return finite((module.on_key if key else module.on_query)(vector, prepared)[0, :, 0])
+            heads = module.on_query(vector, prepared), module.on_key(vector, prepared)
+            score_mod = ScoreMod(1.0, query_positions=seq.rows, key_positions=seq.rows)
+            queries, keys, _ = module.on_attention(*heads, Mask(), score_mod, prepared)
+            return finite((keys if key else queries)[0, :, 0])
         code = module.code(positions, torch.float64)
         if code is not None:
             return code

@@ -209,8 +209,8 @@ def test_relative_values_are_averaged_with_the_weights_that_dropout_leaves():
 
 
 def test_they_are_not_combined_with_what_changes_queries_keys_or_scores():
-    for kind in ("shaw", "disentangled", "transformerxl"):
-        with pytest.raises(ValueError, match=f"cannot contain '{kind}', which multiplies queries or keys"):
+    for kind in ("shaw", "disentangled", "transformerxl", "cope", "pope"):
+        with pytest.raises(ValueError, match=f"cannot contain '{kind}', which reads queries or keys"):
             CombinedConfig(schemes=("rotary", kind))
 
 

@@ -37,8 +37,8 @@ class CombinedConfig(PositionConfig, kind="combined"):
                 )
             if scheme.reads_heads:
                 raise ValueError(
-                    f"CombinedConfig.schemes cannot contain {scheme.kind!r}, which multiplies queries or keys with "
-                    "vectors of the distance: give it layers of its own"
+                    f"CombinedConfig.schemes cannot contain {scheme.kind!r}, which reads queries or keys, so that "
+                    "no other scheme may change them: give it layers of its own"
                 )
             if scheme.axes > 1:
                 raise ValueError(

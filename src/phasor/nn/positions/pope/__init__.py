@@ -1,0 +1,1 @@
+"""Polar coordinate positions: features are magnitudes, and positions alone their phases (PoPE)."""
