@@ -312,7 +312,8 @@ class ModelConfig(Config):
     @cached_property
     def _by_heads(self) -> dict[tuple[int, int], ModelConfig]:
         """The model for each width and number of key/value heads that layers have."""
-        every = [self.layer(index) for index in range(max(1, len(self.layers)))]
+        own = map(self.layer, range(max(1, len(self.layers))))
+        every = [layer._replace(attention=layer.attention.resolve(self)) for layer in own]
         if {layer.attention.heads_of(self) for layer in every} == {(self.head_dim, self.num_kv_heads)}:
             return {(self.head_dim, self.num_kv_heads): self}
         found: dict[tuple[int, int], ModelConfig] = {}

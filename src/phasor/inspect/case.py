@@ -14,6 +14,7 @@ from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.gated_delta.module import GatedDeltaAttention
+from phasor.nn.attention.recurrent import RecurrentAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.layer_step import LayerStep
@@ -127,25 +128,36 @@ class Case:
         return attention if isinstance(attention, SoftmaxAttention) else None
 
     @property
-    def gated_delta(self) -> GatedDeltaAttention | None:
-        """The layer's attention where it is gated delta attention."""
+    def recurrent(self) -> RecurrentAttention | None:
+        """The layer's attention where it keeps a state."""
         attention = self.block.attention
-        return attention if isinstance(attention, GatedDeltaAttention) else None
+        return attention if isinstance(attention, RecurrentAttention) else None
 
     @property
-    def gated_delta_args(self) -> tuple[Tensor, ...]:
-        """What the gated delta rule is called with: queries, keys and values, log decays and strengths."""
-        assert self.gated_delta is not None
-        sizes = self.gated_delta.sizes
+    def corrects_state(self) -> bool:
+        """Whether the layer's attention is by the gated delta rule."""
+        return isinstance(self.recurrent, GatedDeltaAttention)
+
+    @property
+    def linear_attention_args(self) -> tuple[Tensor | None, ...]:
+        """What attention with a state is called with: queries, keys and values, log decays, and strengths or None."""
+        assert self.recurrent is not None
+        sizes = self.recurrent.sizes
         keys = self.tensor(1, sizes.key_heads, self.length, sizes.key)
         gates = self.tensor(1, sizes.heads, self.length).float()
-        return keys, keys, self.tensor(1, sizes.heads, self.length, sizes.value), gates, gates
+        strengths = gates if self.corrects_state else None
+        return keys, keys, self.tensor(1, sizes.heads, self.length, sizes.value), gates, strengths
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the layer's attention has a short convolution."""
+        return self.recurrent is not None and self.recurrent.convolution is not None
 
     @property
     def convolution_args(self) -> tuple[Tensor, Tensor]:
-        """What the short convolution before the gated delta rule is called with."""
-        assert self.gated_delta is not None
-        channels, width = self.gated_delta.convolution.shape
+        """What the short convolution before attention with a state is called with."""
+        assert self.recurrent is not None and self.recurrent.convolution is not None
+        channels, width = self.recurrent.convolution.shape
         return self.tensor(1, self.length, channels), self.tensor(channels, width)
 
     @property

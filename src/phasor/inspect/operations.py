@@ -89,16 +89,16 @@ OPERATIONS = (
         lambda case: case.sparse and case.decodes and case.length > 1,
     ),
     Operation(
-        "gated delta rule",
-        GATED_DELTA,
-        lambda case: case.gated_delta_args,
-        lambda case: case.gated_delta is not None,
+        "gated delta rule", GATED_DELTA, lambda case: case.linear_attention_args, lambda case: case.corrects_state
     ),
     Operation(
-        "short convolution",
-        CAUSAL_CONVOLUTION,
-        lambda case: case.convolution_args,
-        lambda case: case.gated_delta is not None,
+        "retention",
+        GATED_DELTA,
+        lambda case: case.linear_attention_args,
+        lambda case: case.recurrent is not None and not case.corrects_state,
+    ),
+    Operation(
+        "short convolution", CAUSAL_CONVOLUTION, lambda case: case.convolution_args, lambda case: case.convolves
     ),
     Operation(
         "cross-attention", ATTENTION, lambda case: case.cross_attention_args, lambda case: case.block.cross is not None

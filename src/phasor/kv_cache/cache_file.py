@@ -109,12 +109,10 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
 
 
 def activation_dtype(config: ModelConfig, tensors: dict[str, Tensor]) -> torch.dtype | None:
-    """The dtype of what layers keep in the dtype of activations."""
-    for index in range(config.num_layers):
-        for name, kept in kept_by_layer(config, index).items():
-            if kept.dtype is None:
-                return tensors[f"{name}.{index}"].dtype
-    return None
+    """The dtype of what layers keep in the dtype of activations; where there is no such, that of the first state."""
+    every = [(f"{name}.{i}", x) for i in range(config.num_layers) for name, x in kept_by_layer(config, i).items()]
+    name = next((name for name, kept in every if kept.dtype is None), every[0][0] if every else None)
+    return None if name is None else tensors[name].dtype
 
 
 def kept_by_layer(config: ModelConfig, index: int) -> dict[str, CachedTensor]:

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from phasor.config import ModelConfig
+from phasor.config.recurrent import StateSizes
 from phasor.models.entries import Activation, Bias, Draft, Field, FieldEntry, Pinned, lacks
 from phasor.models.families._llama import LlamaLike
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import FULL
 from phasor.models.layout import Layout, OfKind, Piece, Rule, linear
-from phasor.nn.attention.gated_delta.config import DeltaSizes, GatedDeltaAttentionConfig
+from phasor.nn.attention.gated_delta.config import GatedDeltaAttentionConfig
 from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 
 LINEAR = "linear_attention"
@@ -65,7 +66,7 @@ class ByKeyHead(Layout):
     parts: str
     makes: str
     between: tuple[int, ...] = ()
-    sizes: DeltaSizes | None = None
+    sizes: StateSizes | None = None
 
     def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
         attention = model.layer(index).attention

@@ -1,0 +1,82 @@
+"""What kinds of attention with a state share: projections by key head, a short convolution, parts of the heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phasor.config import ModelConfig
+from phasor.config.recurrent import RecurrentAttentionConfig
+from phasor.nn.attention.base import Attention
+from phasor.nn.attention.recurrence import TokenScan, prepare_scan
+from phasor.nn.layer_step import LayerStep
+from phasor.ops.attention import Mask
+
+LARGEST_DECAY = 16.0  # of initial decay rates per unit of time
+TIMES = 1e-3, 0.1  # initial units of time per token, between these
+
+
+class RecurrentAttention(Attention):
+    """Attention whose heads keep a state.
+
+    Queries, keys, values and gates `z` come out of one projection whose rows are ordered by key head (its query, its
+    key, the values and the gates of its heads), so that tensor parallelism can split between key heads.
+    """
+
+    def __init__(self, config: RecurrentAttentionConfig, model: ModelConfig) -> None:
+        super().__init__()
+        self.kind, self.sizes, width = config.kind, config.sizes(model), config.output_width(model)
+        channels, taps, bias = self.sizes.channels, config.conv_width, config.bias
+        self.convolution = None if taps is None else nn.Parameter(torch.zeros(channels, taps))
+        self.convolution_bias = nn.Parameter(torch.zeros(channels)) if config.conv_bias else None
+        self.qkvz = nn.Linear(model.dim, channels + width, bias=bias)
+        self.out = nn.Linear(width, model.dim, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """The convolution as torch initializes one."""
+        if self.convolution is not None:
+            bound = self.convolution.shape[1] ** -0.5
+            for weight in (self.convolution, self.convolution_bias):
+                if weight is not None:
+                    nn.init.uniform_(weight, -bound, bound)
+
+    def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
+        return prepare_scan(mask, self.kind)
+
+    def keep_part(self, index: int, count: int) -> None:
+        self.sizes = self.sizes._replace(heads=self.sizes.heads // count, key_heads=self.sizes.key_heads // count)
+
+    def project(self, x: Tensor, scan: TokenScan, step: LayerStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries and keys `[B, T, K, key]`, values and gates `[B, T, H, value]`, of tokens in the order of the scan."""
+        heads, key_heads, key, value = self.sizes
+        by_head = self.qkvz(x).unflatten(-1, (key_heads, -1))  # [B, T, K, ...]
+        shared = heads // key_heads * value
+        inputs, z = by_head.split((2 * key + shared, shared), dim=-1)
+        if self.convolution is not None:
+            convolution = self.convolution, self.convolution_bias, step.state("inputs")
+            inputs, last = scan.convolve(inputs.flatten(-2), *convolution)
+            step.store(inputs=last)
+            inputs = F.silu(inputs).unflatten(-1, (key_heads, -1))
+        q, k, v = inputs.split((key, key, shared), dim=-1)
+        return q, k, *(x.flatten(-2).unflatten(-1, (heads, value)) for x in (v, z))
+
+
+def heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors `[B, T, H, ...]` as `[B, H, T, ...]`."""
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+def draw_time_scales(A_log: Tensor, dt_bias: Tensor, least: float) -> None:
+    """Draw decays of many time scales, as in Mamba-2: rates from `least` on, and times per token.
+
+    >>> A_log, dt_bias = torch.zeros(2, 9)
+    >>> draw_time_scales(A_log, dt_bias, 1.0)
+    >>> bool((A_log >= 0).all() and (torch.nn.functional.softplus(dt_bias) <= 0.1001).all())
+    True
+    """
+    A_log.uniform_(least, LARGEST_DECAY).log_()
+    time = dt_bias.uniform_(*map(math.log, TIMES)).exp_()
+    time.add_(torch.log(-torch.expm1(-time)))  # softplus of the bias is the time
