@@ -112,7 +112,7 @@ def extend(
     if format == "hf":
         choose_family(written)  # a model that transformers does not have is refused before it is trained
 
-    def extended(found: ModelConfig, **how: Any) -> Extended:
+    def describe(found: ModelConfig, **how: Any) -> Extended:
         lengths = original_length(config), found.max_length, trained_length(found)
         return Extended(destination, method, *lengths, **how)
 
@@ -120,7 +120,7 @@ def extend(
         if method == DROP:
             warnings.warn("a model without its positions needs training: give a text to train on", stacklevel=2)
         save(written, destination, format, progress=bar("writing"))
-        return extended(written.config)
+        return describe(written.config)
     run = path_of(run) if run is not None else destination.with_name(f"{destination.name}-run")
     if run.resolve() == destination.resolve():
         raise ValueError(f"run and destination are the same folder, {run}: name another one for the run")
@@ -139,7 +139,7 @@ def extend(
         carry_over(source, trained)
         written = swap_config(trained, exportable(trained.config, format))
         save(written, destination, format, progress=bar("writing"))
-    return extended(written.config, run=run, status=result.status, exit_code=result.exit_code, loss=result.loss)
+    return describe(written.config, run=run, status=result.status, exit_code=result.exit_code, loss=result.loss)
 
 
 def check_options(to: object, method: object, positions: object, format: object, train: object) -> None:
