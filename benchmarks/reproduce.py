@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from published_results import PUBLISHED, Claim, Published
 
-from phasor.cli.compare import OPTIONS, add_options, print_result, print_table
-from phasor.cli.output import Bar, print_json, show_text
+from phasor.cli.compare import add_options, given_settings, print_result
+from phasor.cli.output import Bar, print_json, show_table, show_text
 from phasor.cli.progress import progress_display
 from phasor.config.schema import unknown
 from phasor.evaluation.compare.comparison import (
@@ -205,8 +205,8 @@ def print_publication(result: dict[str, Any], out: Path) -> None:
         print_result(result, out)
     theirs, ours = result["published"], result["ours"]
     if theirs["table"]:
-        print_table(f"published: {theirs['source']}", ["published", *theirs["columns"]], theirs["table"])
-    print_table(f"ours, {ours['what']}", ["ours", *ours["columns"]], ours["table"])
+        show_table(f"published: {theirs['source']}", ["published", *theirs["columns"]], theirs["table"])
+    show_table(f"ours, {ours['what']}", ["ours", *ours["columns"]], ours["table"])
     show_text(f"claimed by {theirs['source']}", [claim["statement"] for claim in result["claims"]])
 
 
@@ -215,7 +215,7 @@ def main() -> int:
     parser.add_argument("name", choices=PUBLISHED, help="the published result")
     add_options(parser)
     given = parser.parse_args()
-    chosen: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    chosen = given_settings(given)
     chosen |= {"device": given.device, "command": shlex.join(sys.argv), "evaluating": Bar}
     progress = progress_display()
     try:

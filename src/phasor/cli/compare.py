@@ -47,12 +47,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def given_settings(given: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a comparison that were given."""
+    return given_options(given, *(typed.split()[0].removeprefix("--") for typed in OPTIONS))
+
+
 def run(given: argparse.Namespace) -> int:
     from phasor.cli.progress import progress_display
     from phasor.evaluation.compare import compare
     from phasor.evaluation.compare.comparison import StoppedError
 
-    chosen = given_options(given, *(typed.split()[0].removeprefix("--") for typed in OPTIONS))
+    chosen = given_settings(given)
     chosen |= {"device": given.device, "command": shlex.join(["phasor", *given.typed]), "evaluating": Bar}
     progress = progress_display()
     try:
