@@ -34,14 +34,13 @@ def split_words(w, BLOCK_N: tl.constexpr, SHARES: tl.constexpr):
 @triton.jit
 def nibble_to_float32(w, PLACE: tl.constexpr, INTEGER_ASM: tl.constexpr):
     """Four bits of words, less 8, times 2^PLACE, which is where they are."""
-    MASK: tl.constexpr = 15 << PLACE
     if INTEGER_ASM:  # one instruction, where the compiler of NVIDIA takes two
-        args = [w, MASK, 0x4B000000]
+        args = [w, 15 << PLACE, 0x4B000000]
         bits = tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", args, dtype=tl.int32, is_pure=True, pack=1
         )
     else:
-        bits = (w & MASK) | 0x4B000000
+        bits = (w & (15 << PLACE)) | 0x4B000000
     return bits.to(tl.float32, bitcast=True) - (8388608.0 + 8.0 * (1 << PLACE))
 
 
@@ -51,9 +50,8 @@ def multiply_nibbles(acc, w, low, high, PLACE: tl.constexpr, INTEGER_ASM: tl.con
 
     A weight stays where it is, and is 2^PLACE times too large; so its input is divided by that, which is exact.
     """
-    SHRINK: tl.constexpr = 1.0 / (1 << PLACE)
-    acc += nibble_to_float32(w, PLACE, INTEGER_ASM) * (low * SHRINK)[None, :]
-    acc += nibble_to_float32(w >> 16, PLACE, INTEGER_ASM) * (high * SHRINK)[None, :]
+    acc += nibble_to_float32(w, PLACE, INTEGER_ASM) * (low / (1 << PLACE))[None, :]
+    acc += nibble_to_float32(w >> 16, PLACE, INTEGER_ASM) * (high / (1 << PLACE))[None, :]
     return acc
 
 
