@@ -39,6 +39,8 @@ KEYS = {
         "int8 against bfloat16, random weights",
         "batch 2",
     },
+    "decode-schemes": {"rows"},
+    "latent": {"copy bytes/s", "rows"},
     "decode-cpu": {"batch 1, prompt 16", "milliseconds per token against tokens in the cache"},
     "quantized": {"threads", "cpu", "products, least milliseconds"},
     "loading": {"into float32"},

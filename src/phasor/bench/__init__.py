@@ -33,6 +33,8 @@ STUDIES = {
     "fused": "cross-entropy, norms, gated activations, float8 and AdamW beside torch, torch.compile and Liger",
     "train-gpu": "training a Llama of 1.04 B parameters step after step beside transformers and Liger",
     "decode-gpu": "greedy decoding of that model, weights in bfloat16, int8 and int4, beside transformers' generate",
+    "decode-schemes": "a decoding step with every position scheme beside rotary, over a long cache",
+    "latent": "latent attention: decoding steps and training beside the limit, torch's paths and transformers",
     "decode-cpu": "greedy decoding on a CPU beside transformers' generate, and the cost of a token by length",
     "quantized": "greedy decoding on a CPU with 8-bit and 4-bit weights beside transformers and CTranslate2",
     "loading": "loading a sharded checkpoint: time and peak memory beside transformers",
