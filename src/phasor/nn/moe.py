@@ -22,14 +22,13 @@ from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.glu import GLU_ACTIVATIONS
 from phasor.ops.launch import on_device
 from phasor.ops.routing import (
+    EXPERT_LOADS,
     ROUTING,
     GroupedExpertsArgs,
     KernelRouting,
     Routing,
     SortedRouting,
     grouped_experts_op,
-    route,
-    score_experts,
 )
 from phasor.ops.routing import kernels_why_not as routing_why_not
 
@@ -315,15 +314,20 @@ def balance_of(routed: Sequence[RoutedTokens], sum_over: Callable[[Tensor], Tens
 
     Where other processes have more tokens, which `sum_over` sums over, it is this process's part of their loss.
     """
+    alike: dict[Any, list[RoutedTokens]] = {}  # layers that are computed at once
+    for each in routed:
+        key = each.config, each.logits.shape, each.logits.dtype, id(each.counted)
+        alike.setdefault(key, []).append(each)
     total = torch.zeros((), device=routed[0].logits.device)
-    for logits, config, correction, mask in routed:
-        counted = torch.ones(logits.shape[:-1], device=logits.device) if mask is None else mask.float()
-        scores = score_experts(logits, config)  # [B, T, experts]
-        probabilities = scores if config.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
-        _, chosen = route(logits, config, correction)  # [B, T, top_k]
-        chose = F.one_hot(chosen, config.num_experts).sum(-2) * counted[..., None]  # [B, T, experts]
-        sums = sum_over(torch.cat((chose.flatten(0, -2).sum(0), counted.sum()[None])))
-        share, tokens = sums[:-1] / sums[-1], sums[-1]
-        mine = (probabilities * counted[..., None]).flatten(0, -2).sum(0)
-        total = total + config.num_experts * (share * mine / tokens).sum()
+    for layers in alike.values():
+        _, config, correction, mask = layers[0]
+        logits = torch.stack([each.logits for each in layers]).flatten(1, -2)  # [L, N, experts]
+        if correction is not None:
+            correction = torch.stack([each.correction for each in layers if each.correction is not None])[:, None]
+        counted = None if mask is None else mask.flatten().float()
+        chose, probabilities = EXPERT_LOADS(logits, config, correction, counted)  # [L, experts] each
+        tokens = chose.new_full((), logits.shape[1]) if counted is None else counted.sum()
+        sums = sum_over(torch.cat((chose, tokens.expand(len(layers), 1)), dim=1))
+        share, tokens = sums[:, :-1] / sums[:, -1:], sums[:, -1:]
+        total = total + config.num_experts * (share * probabilities / tokens).sum()
     return total / len(routed)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from device import DEVICE
+from device import DEVICE, ON_GPU
 from mask_rules import CROSS, ROWS, RULES, TOKENS
 from references import SINGLE, normal, redraw
 
@@ -526,8 +526,9 @@ def test_half_precision_is_as_accurate_as_rounding_allows():
         ours = attention(q, k, v, mask, score_mod)
     assert ours.dtype == torch.half
     expected = attention_ref(q.double(), k.double(), v.double(), mask, score_mod)[0]
-    # Weights and outputs are rounded once each, to half a unit in the last of 11 bits; values are of size up to 3.
-    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=3 * 2.0**-12)
+    # Weights and outputs are rounded once each, to half a unit in the last of 11 bits; values are of size up to 3. The
+    # instruction that a GPU takes for a soft-cap leaves scores off by up to 2^-11 of it.
+    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=3 * 2.0**-12 + (5 * 2.0**-11 if ON_GPU else 0.0))
 
 
 def test_why_not_gives_the_reason():

@@ -8,8 +8,9 @@ from references import normal
 
 from phasor.config import ExpertsConfig, SwiGLUClampedConfig
 from phasor.nn.feed_forward import activate
+from phasor.nn.moe import balancing_loss
 from phasor.ops import dispatch
-from phasor.ops.routing import KernelRouting, SortedRouting, group_by_expert, grouped_experts_op, route
+from phasor.ops.routing import KernelRouting, SortedRouting, group_by_expert, grouped_experts_op, kernels, route
 from phasor.ops.routing.kernels import expert_sums, sort_choices
 from phasor.ops.routing.routing import (
     add_bias_op,
@@ -240,3 +241,30 @@ def test_the_same_bits_each_time():
         y = routing.combine(routing.gather(x).sin(), None)
         runs.append((y, *torch.autograd.grad(y.square().sum(), (x, logits))))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize(("count", "experts", "top_k"), [(1, 4, 1), (63, 5, 2), (300, 60, 4)])
+def test_the_balancing_loss_is_that_of_transformers_with_its_gradient(count, experts, top_k, by_kernels):
+    """By kernels and by torch, with tokens that do not count; ours is the mean over layers of theirs of one layer."""
+    theirs = pytest.importorskip("transformers.models.mixtral.modeling_mixtral").load_balancing_loss_func
+    layers = [normal(1, count, experts, seed=seed).float().requires_grad_() for seed in range(3)]
+    for real in (None, torch.arange(count)[None] >= count // 3):
+        expected = sum(theirs((x.double().flatten(0, 1),), experts, top_k, real) for x in layers) / len(layers)
+        with dispatch.force_path("triton" if by_kernels else "reference"):
+            ours = balancing_loss(layers, top_k, attention_mask=real)
+        torch.testing.assert_close(ours, expected, check_dtype=False, **SINGLE)
+        grads = (torch.autograd.grad(x, layers) for x in (ours, expected))
+        for got, right in zip(*grads, strict=True):
+            torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-6)
+
+
+def test_all_layers_of_a_balancing_loss_are_one_launch_in_each_direction(monkeypatch):
+    launched = []
+    for name in ("launch_loads", "launch_loads_backward"):
+        launch = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *a, launch=launch, **k: (launched.append(1), launch(*a, **k)))
+    layers = [normal(2, 7, 6, seed=seed).float().requires_grad_() for seed in range(5)]
+    with dispatch.force_path("triton"):
+        balancing_loss(layers, 2).backward()
+    assert len(launched) == 2

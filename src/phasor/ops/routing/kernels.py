@@ -23,6 +23,64 @@ MAX_CHUNKS = 256  # every program adds up the counts of all
 
 
 @triton.jit
+def load_logits(logits_ptr, token, N, E, BLOCK_E: tl.constexpr):
+    """The logits of some tokens `[BLOCK_M, 1]`, in float32 and -inf past the last expert; and in the order of choice.
+
+    Whatever the logits are, an expert that exists comes before one that does not.
+    """
+    expert = tl.arange(0, BLOCK_E)[None, :]
+    mask = (token < N) & (expert < E)
+    logits = tl.load(logits_ptr + token.to(tl.int64) * E + expert, mask=mask, other=0.0).to(tl.float32)
+    finite = tl.where(logits == logits, tl.minimum(tl.maximum(logits, -3e38), 3e38), -3e38)
+    rest = tl.where(expert < E, finite, float("-inf"))
+    return tl.where(expert < E, logits, float("-inf")), rest
+
+
+@triton.jit
+def _loads_kernel(
+    logits_ptr, counted_ptr, chose_ptr, probabilities_ptr, N, E, chunk_size,
+    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """How many tokens of a chunk of a layer chose each expert, and the sums of its probabilities."""
+    chunk, layer, expert = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK_E)
+    logits_ptr += layer * N * E
+    chose, probabilities = tl.zeros([BLOCK_E], tl.float32), tl.zeros([BLOCK_E], tl.float32)
+    for start in tl.range(chunk * chunk_size, tl.minimum((chunk + 1) * chunk_size, N), BLOCK_M):
+        token = (start + tl.arange(0, BLOCK_M))[:, None]
+        logits, rest = load_logits(logits_ptr, token, N, E, BLOCK_E)
+        counted = (token < N).to(tl.float32)
+        if counted_ptr is not None:
+            counted = tl.load(counted_ptr + token, mask=token < N, other=0.0)
+        share = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+        probabilities += tl.sum(share * (counted / tl.sum(share, axis=1)[:, None]), axis=0)
+        for _ in tl.static_range(TOP_K):
+            best = tl.argmax(rest, axis=1)[:, None]
+            rest = tl.where(expert[None, :] == best, float("-inf"), rest)
+        chose += tl.sum(tl.where((rest == float("-inf")) & (expert < E)[None, :], counted, 0.0), axis=0)
+    offsets = (layer * tl.num_programs(0) + chunk) * E + expert
+    tl.store(chose_ptr + offsets, chose, mask=expert < E)
+    tl.store(probabilities_ptr + offsets, probabilities, mask=expert < E)
+
+
+@triton.jit
+def _loads_backward_kernel(
+    grad_ptr, logits_ptr, counted_ptr, dlogits_ptr, N, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr
+):  # fmt: skip
+    """The gradients of logits by the sums of the probabilities of experts."""
+    layer, expert = tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK_E)[None, :]
+    token = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    logits, _ = load_logits(logits_ptr + layer * N * E, token, N, E, BLOCK_E)
+    share = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    share /= tl.sum(share, axis=1)[:, None]
+    grad = tl.load(grad_ptr + layer * E + expert, mask=expert < E, other=0.0)
+    dlogits = share * (grad - tl.sum(share * grad, axis=1)[:, None])
+    if counted_ptr is not None:
+        dlogits *= tl.load(counted_ptr + token, mask=token < N, other=0.0)
+    offsets = (layer * N + token) * E + expert
+    tl.store(dlogits_ptr + offsets, dlogits.to(dlogits_ptr.dtype.element_ty), mask=(token < N) & (expert < E))
+
+
+@triton.jit
 def _choose_kernel(
     logits_ptr, weights_ptr, chosen_ptr, counts_ptr, N, E, chunk_size,
     TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -33,12 +91,7 @@ def _choose_kernel(
     counts = tl.zeros([BLOCK_E], tl.int32)
     for start in tl.range(pid * chunk_size, tl.minimum((pid + 1) * chunk_size, N), BLOCK_M):
         token = (start + tl.arange(0, BLOCK_M))[:, None]
-        mask = (token < N) & (expert < E)
-        logits = tl.load(logits_ptr + token.to(tl.int64) * E + expert, mask=mask, other=0.0).to(tl.float32)
-        # Whatever the logits are, an expert that exists comes before one that does not.
-        finite = tl.where(logits == logits, tl.minimum(tl.maximum(logits, -3e38), 3e38), -3e38)
-        rest = tl.where(expert < E, finite, float("-inf"))
-        logits = tl.where(expert < E, logits, float("-inf"))
+        logits, rest = load_logits(logits_ptr, token, N, E, BLOCK_E)
         share = tl.exp(logits - tl.max(logits, axis=1)[:, None])
         chosen, weights = tl.zeros([BLOCK_M, BLOCK_K], tl.int32), tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
         for j in tl.static_range(TOP_K):
@@ -229,6 +282,8 @@ def _expert_sums_kernel(x_ptr, ends_ptr, y_ptr, D, BLOCK_M: tl.constexpr, BLOCK_
     tl.store(y_ptr + expert.to(tl.int64) * D + cols, total, mask=cols < D)
 
 
+launch_loads = KernelLauncher(_loads_kernel)
+launch_loads_backward = KernelLauncher(_loads_backward_kernel)
 launch_choose = KernelLauncher(_choose_kernel)
 launch_sort = KernelLauncher(_sort_kernel)
 launch_gather = KernelLauncher(_gather_kernel)
@@ -261,6 +316,35 @@ def sort_choices(
     tensors = {"chosen_ptr": chosen, "counts_ptr": counts, "rows_ptr": rows, "ends_ptr": ends}
     launch_sort(logits, tensors, (num_chunks,), **sizes, num_chunks=num_chunks)
     return weights, rows, ends
+
+
+def expert_loads(
+    logits: Tensor, counted: Tensor | None, top_k: int, max_chunks: int = MAX_CHUNKS
+) -> tuple[Tensor, Tensor]:
+    """How many tokens of `[L, N, E]` chose each expert, and the sum of its probabilities: `[L, E]` each."""
+    layers, count, num_experts = logits.shape
+    block_e = next_power_of_2(num_experts)
+    block_m = min(MAX_BLOCK_M, max(TILE // block_e, 1))
+    chunk_size = block_m * cdiv(count, block_m * max_chunks)
+    chunks = cdiv(count, chunk_size)
+    loads = torch.empty((2, layers, chunks, num_experts), dtype=torch.float32, device=logits.device)
+    tensors = {"logits_ptr": logits.contiguous(), "counted_ptr": counted, "chose_ptr": loads[0]}
+    tensors |= {"probabilities_ptr": loads[1]}
+    sizes = {"N": count, "E": num_experts, "chunk_size": chunk_size, "TOP_K": top_k}
+    launch_loads(logits, tensors, (chunks, layers), **sizes, BLOCK_M=block_m, BLOCK_E=block_e)
+    return loads[0].sum(1), loads[1].sum(1)
+
+
+def expert_loads_backward(grad: Tensor, logits: Tensor, counted: Tensor | None) -> Tensor:
+    """The gradients of logits `[L, N, E]` by the sums of probabilities."""
+    (layers, count, num_experts), dlogits = logits.shape, empty_dense(logits)
+    block_e = next_power_of_2(num_experts)
+    block_m = min(MAX_BLOCK_M, max(TILE // block_e, 1))
+    tensors = {"grad_ptr": grad.contiguous(), "logits_ptr": logits.contiguous(), "counted_ptr": counted}
+    tensors |= {"dlogits_ptr": dlogits}
+    grid = cdiv(count, block_m), layers
+    launch_loads_backward(logits, tensors, grid, N=count, E=num_experts, BLOCK_M=block_m, BLOCK_E=block_e)
+    return dlogits
 
 
 def column_blocks(rows: int, width: int) -> tuple[tuple[int, int], int]:
