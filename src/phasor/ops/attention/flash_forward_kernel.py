@@ -1,7 +1,8 @@
 """The forward kernel of attention over key intervals: one program per block of queries of one head.
 
 Unmasked tiles are those whose keys all queries of the block see, and which with a table of biases are so far away that
-one entry of it serves the tile. All others are masked tiles.
+one entry of it serves the tile. Nearer ones are unmasked too where positions are contiguous, and look up the table by
+index. All others are masked tiles.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -16,6 +17,7 @@ from phasor.ops.attention.flash_tiles import (
     LINES,
     LOG2E,
     NO_BIAS,
+    NON_CONTIGUOUS,
     SUMS,
     TABLE,
     add_bias,
@@ -31,6 +33,7 @@ from phasor.ops.attention.flash_tiles import (
     query_block,
     query_part,
     score_tile,
+    table_entries,
     table_rows,
     unmasked_start,
     visible_keys,
@@ -152,6 +155,21 @@ def forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, weights_ptr, bounds_pt
             l_behind = l_behind * alpha + tl.where(t < unmasked[1], added, 0.0)
     if ONE_SIDED:
         m_i += own
+    near_tiles = masked[5]
+    if BIAS == TABLE and not HAS_WEIGHTS:  # by index, where positions are contiguous
+        near_tiles = tl.where(shift == NON_CONTIGUOUS, near_tiles, 0)
+        for t in tl.range(masked[5] - near_tiles, num_stages=2):  # its entries are a tile in shared memory too
+            start = masked[4] + t * BLOCK_N
+            k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
+            scores, _ = score_tile(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, softcap, HAS_SOFTCAP, q.dtype)
+            distance = (offs_m + shift - start)[:, None] - tl.arange(0, BLOCK_N)[None, :]
+            scores += tl.load(row_ptrs + table_entries(distance, min_distance, num_distances))
+            if HAS_KEY_MASK:
+                is_real = tl.load(key_mask_ptr + start + tl.arange(0, BLOCK_N))[None, :] != 0
+                scores = tl.where(is_real, scores, float("-inf"))
+            v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, True)
+            acc, l_i, m_i = online_softmax(scores, v, acc, l_i, m_i, HAS_KEY_MASK)
+    masked = (masked[0], masked[1], masked[2], masked[3], masked[4], near_tiles, masked[6], masked[7])
     for t in range(masked[1] + masked[3] + masked[5] + masked[7]):
         start = masked_start(t, masked, BLOCK_N)
         offs_n = (start + tl.arange(0, BLOCK_N))[None, :]
