@@ -23,7 +23,8 @@ Kernels share one legend of names:
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
 - `ACTIVATION CENTERED GLU BIAS`: which activation, LayerNorm or RMSNorm, gated or not, what is added to scores
-- `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys
+- `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys;
+  `ONE_BLOCK ONE_TILE`: whether a tile has one block, and all blocks are in one tile
 - `CHUNK KEY_DIM VALUE_DIM` in linear attention: the tokens of a chunk, the features of a key and of a value, of which
   `BLOCK_K` and `BLOCK_V` are tiles; `IS_DELTA`: the delta rule or retention; `IS_TRANSITION`: tokens write nothing;
   `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token
