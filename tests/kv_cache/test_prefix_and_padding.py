@@ -198,7 +198,7 @@ def test_files_that_lie_about_a_cache(tmp_path: Path) -> None:
             KVCache.load(changed)
 
 
-@pytest.mark.parametrize("kind", ["forget", "selective"])
+@pytest.mark.parametrize("kind", ["forget", "accumulated"])
 def test_a_cache_file_without_what_a_scheme_keeps_names_it(tmp_path: Path, kind: str) -> None:
     config = phasor.ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=2, position=kind)
     cache = KVCache(config, 1, 16)

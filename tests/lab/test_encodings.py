@@ -39,7 +39,7 @@ def test_sinusoidal_rows_are_those_of_the_formula(start):
             assert np.abs(row - expected).max() < 1e-7
 
 
-@pytest.mark.parametrize("kind", ["rotary", "selective"])  # the second over tokens that are all zeros
+@pytest.mark.parametrize("kind", ["rotary", "accumulated"])  # the second over tokens that are all zeros
 def test_rotary_rows_are_cosines_and_sines(kind):
     rows = matrix(position=kind, dim=16, length=5)
     angles = np.arange(5)[:, None] * 10000.0 ** (-np.arange(8) / 8)
@@ -184,7 +184,7 @@ def test_the_score_card_says_what_holds():
         "pope": [],
         "rotary": [],
         "sandwich": [],
-        "selective": ["consistent", "deterministic"],
+        "accumulated": ["consistent", "deterministic"],
         "selfextend": [],
         "shaw": ["unique"],
         "sinusoidal": [],
@@ -205,7 +205,7 @@ def test_the_score_card_says_what_holds():
         "kerple",
         "learned",
         "normalized",
-        "selective",
+        "accumulated",
         "shaw",
         "t5",
         "transformerxl",
@@ -241,7 +241,8 @@ def test_concatenation_is_a_sum_of_two_projections():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_scheme_has_a_matrix_of_its_size(kind):
     rows = matrix(position=kind, dim=64, length=10, start=3)
-    assert rows.shape == ((10, 10) if "scores" in PositionConfig.from_dict({"kind": kind}).acts_on else (10, 64))
+    width = {"pope": 128}.get(kind, 64)  # a cosine and a sine of every feature
+    assert rows.shape == ((10, 10) if "scores" in PositionConfig.from_dict({"kind": kind}).acts_on else (10, width))
     assert np.isfinite(rows).all()
 
 

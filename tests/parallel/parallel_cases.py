@@ -42,7 +42,7 @@ MODELS = {
     "xpos": {"position": "xpos", "attention": {"window": 6}},
     "learned": {"preset": "gpt-2"},
     "kerple": {"position": "kerple"},
-    "selective": {"position": "selective"},
+    "accumulated": {"position": "accumulated"},
     "forget gates": {"position": {"kind": "combined", "schemes": ["rotary", "forget"]}},
     "sandwich": {"position": "sandwich"},
     "shaw": {"position": {"kind": "shaw", "max_distance": 5, "share_heads": False}, "num_kv_heads": 2},

@@ -42,9 +42,20 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
-    """The error for an unknown name: it lists the known ones and suggests the closest."""
+NO_NAMES: Mapping[str, str] = {}
+
+
+def unknown(what: str, name: object, known: Iterable[str], former: Mapping[str, str] = NO_NAMES) -> ValueError:
+    """The error for an unknown name: it lists the known ones and suggests the closest.
+
+    `former` has the present names of things that had others.
+
+    >>> unknown("color", "crimson", ["red"], {"crimson": "red"})
+    ValueError("the color 'crimson' is called 'red' now")
+    """
     known = list(known)
+    if isinstance(name, str) and name in former:
+        return ValueError(f"the {what} {name!r} is called {former[name]!r} now")
     return ValueError(f"unknown {what} {quote(name)}{did_you_mean(name, known)}; known: {', '.join(known) or 'none'}")
 
 
@@ -219,20 +230,29 @@ class Config:
 class Choice(Config):
     """A configuration that is one of several kinds: `class ALiBiConfig(PositionConfig, kind="alibi")`.
 
-    A mapping without a kind is of the `default_kind`, where the choice has one.
+    A mapping without a kind is of the `default_kind`, where the choice has one. A kind that was named `formerly` is
+    refused by that name, with the present one.
     """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
+    former_kinds: ClassVar[dict[str, str]]
     what: ClassVar[str]
     default_kind: ClassVar[str | None] = None
 
     def __init_subclass__(
-        cls, kind: str | None = None, what: str | None = None, default: str | None = None, **kwargs: Any
+        cls,
+        kind: str | None = None,
+        what: str | None = None,
+        default: str | None = None,
+        formerly: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init_subclass__(**kwargs)
         if what is not None:
-            cls.what, cls.kinds, cls.default_kind = what, {}, default
+            cls.what, cls.kinds, cls.default_kind, cls.former_kinds = what, {}, default, {}
+        if kind is not None and formerly is not None:
+            cls.former_kinds[formerly] = kind
         if kind is not None:
             if kind in cls.kinds:
                 raise ValueError(f"the {cls.what} {kind!r} is registered already, by {cls.kinds[kind].__name__}")
@@ -249,7 +269,7 @@ class Choice(Config):
         if kind is None:
             raise ValueError(f"{with_article(cls.what)} needs its 'kind', one of: {', '.join(cls.kinds)}")
         if not isinstance(kind, str) or kind not in cls.kinds:
-            raise unknown(cls.what, kind, cls.kinds)
+            raise unknown(cls.what, kind, cls.kinds, cls.former_kinds)
         chosen = cls.kinds[kind]
         if not issubclass(chosen, cls):
             raise ValueError(f"the kind {kind!r} is a {chosen.__name__}, where a {cls.__name__} is expected")

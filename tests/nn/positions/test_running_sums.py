@@ -13,12 +13,14 @@ from schemes import build, relative_change, tiny, tokens
 from torch import Tensor
 
 import phasor
+from phasor.bench.studies.schemes import SchemesSettings
+from phasor.evaluation.compare.schemes import parse_schemes
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.sums import Steps, running_sums
 from phasor.ops.attention import Mask, SumBias
 
-SUMS = ["forget", "combined-forget", "selective", "selective-adjacent"]
+SUMS = ["forget", "combined-forget", "accumulated", "accumulated-adjacent"]
 # Sums after 10^9 tokens, near the end of 64 bits so that they wrap around, and anywhere.
 FAR = (-(10**9) * 2**32, 2**63 - 2**33, -(2**63) + 5, 123456789123456789)
 
@@ -67,9 +69,9 @@ def test_forget_gates_are_those_of_the_paper():
     assert not torch.allclose(hidden[1], mirrored.flip(1), atol=1e-2)
 
 
-def test_selective_angles_are_sums_of_steps():
+def test_accumulated_angles_are_sums_of_steps():
     """Against float64 sums of radians, written out; and plain rotary where nothing is learned."""
-    model = build(tiny("selective", num_layers=1)).double()
+    model = build(tiny("accumulated", num_layers=1)).double()
     scheme, x = model.decoder.positions[0], torch.randn(2, 9, 32, dtype=torch.float64)
     steps = scheme.steps(x, scheme.layer_weights(0), None)
     rotations = scheme.rotations(running_sums("angle_sums", steps, LayerStep(Mask(), None))[0])
@@ -87,9 +89,9 @@ def test_selective_angles_are_sums_of_steps():
         assert torch.allclose(model(tokens(2, 9)), plain(tokens(2, 9)), rtol=0, atol=1e-12)
 
 
-def test_selective_angles_after_a_billion_tokens_are_exact():
+def test_accumulated_angles_after_a_billion_tokens_are_exact():
     """Sums of 10^9 equal steps, by mpmath: the phase that is left of all rotations."""
-    scheme = build(tiny("selective", num_layers=1)).decoder.positions[0]
+    scheme = build(tiny("accumulated", num_layers=1)).decoder.positions[0]
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(3))
     step = scheme.steps(x, scheme.layer_weights(0), None).fixed
     sums, _ = running_sums("angle_sums", Steps(step, step.float()), After(step[:, 0] * 10**9))
@@ -150,9 +152,9 @@ def test_a_cache_in_any_chunks_from_any_sum_is_the_whole(name, view):
 
 
 @pytest.mark.parametrize("start", FAR)
-def test_selective_rotary_starts_from_any_sum(start):
+def test_accumulated_rotary_starts_from_any_sum(start):
     """Keys hold their angles, so that the first token brings the sum along; only differences of angles matter."""
-    model, ids = build(tiny("selective", num_layers=1)).double(), tokens(2, 24)
+    model, ids = build(tiny("accumulated", num_layers=1)).double(), tokens(2, 24)
     scheme = model.decoder.positions[0]
     steps = scheme.steps
 
@@ -257,3 +259,12 @@ def test_compiled_forward_and_backward_are_one_graph(name):
 def test_backends_show_the_kernel_of_attention():
     paths = {one.op: one for one in phasor.backends(tiny("forget"), device="cuda").ops}
     assert paths["attention"].path == "Triton kernel over key intervals"
+
+
+def test_the_former_name_is_refused_with_the_present_one():
+    with pytest.raises(ValueError, match="'selective' is called 'accumulated' now"):
+        phasor.ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=1, position="selective")
+    with pytest.raises(ValueError, match="'selective' is called 'accumulated' now"):
+        parse_schemes("rotary+selective", None)
+    with pytest.raises(ValueError, match="'selective' is called 'accumulated' now"):
+        SchemesSettings(schemes=("selective",))

@@ -31,8 +31,9 @@ MASKS = ("causal", "window", "packed", "padded", "prefix")
 def scheme_names() -> list[str]:
     """Plain attention, every scheme that acts inside layers on one row of positions, and what else changes scores.
 
-    >>> scheme_names()[:3]
-    ['none', 'alibi', 'rotary']
+    >>> names = scheme_names()
+    >>> names[0], {"alibi", "rotary", "top-k"} <= set(names)
+    ('none', True)
     """
     kinds = {name: PositionConfig.from_dict({"kind": name}) for name in PositionConfig.kinds}
     inside = [name for name, scheme in kinds.items() if {*scheme.acts_on} - {"input"} and scheme.axes == 1]
@@ -59,7 +60,7 @@ class SchemesSettings(Config):
         for what, names, known in (("scheme", self.schemes, scheme_names()), ("mask", self.masks, MASKS)):
             for name in names:
                 if name not in known:
-                    raise unknown(what, name, known)
+                    raise unknown(what, name, known, PositionConfig.former_kinds)
 
 
 GPU = SchemesSettings()

@@ -133,7 +133,7 @@ def parse_scheme(name: str, task: str | None) -> ComparedScheme:
     parts = kind.split(JOIN)
     for part in parts:
         if part not in PositionConfig.kinds:
-            raise unknown("scheme", part, [*PositionConfig.kinds, ALL])
+            raise unknown("scheme", part, [*PositionConfig.kinds, ALL], PositionConfig.former_kinds)
         reason = comparison_why_not(PositionConfig.kinds[part])
         if reason is not None:
             raise ValueError(f"the scheme {part!r} cannot be compared: {reason}")

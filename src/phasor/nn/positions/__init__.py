@@ -13,6 +13,7 @@ from phasor.config.discovery import config_classes, find_config, import_configs
 from phasor.config.positions import Extension, PositionConfig
 
 if TYPE_CHECKING:
+    from phasor.nn.positions.accumulated.config import AccumulatedRotaryConfig as AccumulatedRotaryConfig
     from phasor.nn.positions.alibi.config import ALiBiConfig as ALiBiConfig
     from phasor.nn.positions.axial.config import AxialConfig as AxialConfig
     from phasor.nn.positions.combined.config import CombinedConfig as CombinedConfig
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from phasor.nn.positions.rotary.scaling import ProportionalScaling as ProportionalScaling
     from phasor.nn.positions.rotary.scaling import YaRN as YaRN
     from phasor.nn.positions.sandwich.config import SandwichPositionConfig as SandwichPositionConfig
-    from phasor.nn.positions.selective.config import SelectiveRotaryConfig as SelectiveRotaryConfig
     from phasor.nn.positions.selfextend.config import SelfExtendConfig as SelfExtendConfig
     from phasor.nn.positions.shaw.config import ShawConfig as ShawConfig
     from phasor.nn.positions.sinusoidal.config import SinusoidalConfig as SinusoidalConfig

@@ -85,6 +85,9 @@ class PoPE(Position, config=PoPEConfig):
     def on_attention(
         self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Phases
     ) -> tuple[Tensor, Tensor, ScoreMod]:
-        both = ((q, prepared.query), (k, prepared.key))
-        wide = (torch.cat([x * part for part in phases], dim=-1).to(x.dtype) for x, phases in both)
-        return *wide, score_mod
+        return with_phases(q, prepared.query), with_phases(k, prepared.key), score_mod
+
+
+def with_phases(magnitudes: Tensor, phases: CosSin) -> Tensor:
+    """Magnitudes `[B, T, heads, D]` times the cosines, and then times the sines, of their phases."""
+    return torch.cat([magnitudes * part for part in phases], dim=-1).to(magnitudes.dtype)

@@ -1,4 +1,4 @@
-"""The configuration of selective rotary positions."""
+"""The configuration of rotary positions with accumulated angles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
 
 
-class SelectiveRotaryConfig(PositionConfig, kind="selective"):
+class AccumulatedRotaryConfig(PositionConfig, kind="accumulated", formerly="selective"):
     """Rotary positions whose angles are running sums: each token turns a pair by its frequency and by what it says.
 
     `base` and `pairing` are those of rotary positions, which it is while the learned part of the steps is zero.
@@ -32,7 +32,7 @@ class SelectiveRotaryConfig(PositionConfig, kind="selective"):
 
     def check_model(self, model: ModelConfig) -> None:
         if model.head_dim % 2:
-            raise ValueError(f"selective rotary positions rotate pairs, and a head has {model.head_dim} features")
+            raise ValueError(f"accumulated rotary positions rotate pairs, and a head has {model.head_dim} features")
 
     def frequencies(self, head_dim: int) -> list[Decimal]:
         """Radians per token for each pair, without the learned part."""
@@ -50,4 +50,4 @@ class SelectiveRotaryConfig(PositionConfig, kind="selective"):
 
     @classmethod
     def examples(cls) -> dict[str, PositionConfig]:
-        return {"selective": cls(), "selective-adjacent": cls(pairing="adjacent", base=100.0)}
+        return {"accumulated": cls(), "accumulated-adjacent": cls(pairing="adjacent", base=100.0)}

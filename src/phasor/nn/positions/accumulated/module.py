@@ -1,4 +1,4 @@
-"""Selective rotary: queries and keys rotated by angles that are running sums over the input, in fixed-point turns."""
+"""Accumulated rotary: queries and keys rotated by running sums over the input, in fixed-point turns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import at_least_float32
+from phasor.nn.positions.accumulated.config import AccumulatedRotaryConfig
 from phasor.nn.positions.base import Position, layers_with
 from phasor.nn.positions.phase import ROTATION, increments
-from phasor.nn.positions.selective.config import SelectiveRotaryConfig
 from phasor.nn.positions.sums import Steps, Sums, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
@@ -31,16 +31,23 @@ class Rotations(NamedTuple):
     key: tuple[Tensor, Tensor]
 
 
-class SelectiveRotary(Position, config=SelectiveRotaryConfig):
+class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
     """The pair `i` of a key/value head is rotated by the sum of `theta_i + w_i x_s` over all tokens up to its own.
 
     Query heads that share a key have its angles. A cache holds the sums of its tokens, to continue from the last.
     """
 
-    config: SelectiveRotaryConfig
+    config: AccumulatedRotaryConfig
 
     def __init__(
-        self, config: SelectiveRotaryConfig, *, layers: int, num_heads: int, num_kv_heads: int, head_dim: int, dim: int
+        self,
+        config: AccumulatedRotaryConfig,
+        *,
+        layers: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dim: int,
     ) -> None:
         super().__init__()
         self.config, self.num_kv_heads, self.queries_per_kv = config, num_kv_heads, num_heads // num_kv_heads
@@ -50,7 +57,7 @@ class SelectiveRotary(Position, config=SelectiveRotaryConfig):
         self.weight = nn.ParameterList(torch.empty(num_angles, dim) for _ in range(layers))
 
     @classmethod
-    def build(cls, config: SelectiveRotaryConfig, model: ModelConfig, side: Side) -> Self:
+    def build(cls, config: AccumulatedRotaryConfig, model: ModelConfig, side: Side) -> Self:
         sizes = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
         return cls(config, layers=layers_with(config, model, side), dim=model.dim, **sizes)
 

@@ -1,0 +1,1 @@
+"""Accumulated rotary: angles that are running sums of steps computed from the input."""

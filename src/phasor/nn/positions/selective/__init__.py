@@ -1,1 +1,0 @@
-"""Selective rotary: angles that are running sums of steps computed from the input."""
