@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "phasor.config": (
-        "ChunkedConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig ExpertsConfig "
+        "ChunkedConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig EncoderConfig ExpertsConfig "
         "FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig "
         "LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig "
         "NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig "

@@ -248,9 +248,9 @@ class Transformer(nn.Module):
         self.config, self.padding_token = config, getattr(config.input_position, "padding_token", None)
         self.tokens = Embedding(config, config.vocab_size)
         source_size = config.embedding.source_vocab_size
-        self.source_tokens = None if source_size is None else Embedding(config, source_size)
+        self.source_tokens = None if source_size is None else Embedding(config.for_side("encoder"), source_size)
         self.per_layer = None if config.embedding.per_layer_width is None else LayerEmbedding(config)
-        self.encoder = None if config.shape == "decoder" else Stack(config, "encoder")
+        self.encoder = None if config.shape == "decoder" else Stack(config.for_side("encoder"), "encoder")
         self.decoder = None if config.shape == "encoder" else Stack(config, "decoder")
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
         self.head = build_head(config)

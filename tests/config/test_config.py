@@ -19,6 +19,7 @@ from phasor.inspect.kinds import CHOICES, GROUPS, describe_kinds
 from phasor.nn.feed_forward import ACTIVATIONS_BY_NAME, GLU_ACTIVATIONS, FeedForward, activate
 from phasor.nn.positions import configs
 from phasor.nn.positions.base import Position
+from phasor.parallel.mesh import Mesh, mesh_why_not
 
 RECORDS = [*vars(phasor.config).values(), *configs().values()]
 RECORDS = [c for c in RECORDS if isinstance(c, type) and (not issubclass(c, Choice) or hasattr(c, "kind"))]
@@ -358,3 +359,27 @@ def test_capped_sinks_name_the_scheme_that_they_do_not_go_with():
         ModelConfig(**SIZES, position="rotary", attention=capped, layers=(phasor.LayerConfig(position="axial"),))
     with pytest.raises(ValueError, match="and not 'learned'"):
         ModelConfig(**SIZES, position="learned", attention=capped, layers=(phasor.LayerConfig(position="rotary"),))
+
+
+SIDES = {"vocab_size": 9, "dim": 8, "num_layers": 2, "num_heads": 2, "shape": "encoder-decoder"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"shape": "decoder", "encoder": {"num_heads": 1}}, "encoder is for an encoder-decoder, not for a decoder"),
+        ({"encoder": {"dim": 16}}, "share a table of tokens: give EmbeddingConfig.source_vocab_size"),
+        ({"encoder": {"num_heads": 3, "head_dim": 4, "num_kv_heads": 2}}, "num_heads .3. is not divisible"),
+    ],
+)
+def test_an_encoder_that_does_not_fit_its_decoder_is_refused(fields, match):
+    with pytest.raises(ValueError, match=match):
+        ModelConfig(**SIDES | fields)
+
+
+def test_an_encoder_takes_what_it_does_not_name_from_the_model():
+    config = ModelConfig(**SIDES, position="rotary", num_encoder_layers=3, encoder={"layers": [{}, {}, {}]})
+    encoder = config.for_side("encoder")
+    assert (encoder.depth("encoder"), encoder.position, config.for_side("decoder")) == (3, config.position, config)
+    assert ModelConfig.from_json(config.to_json()) == config
+    assert mesh_why_not(config, Mesh(shard=2), 64).startswith("an encoder that differs from the decoder")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from .cases import Case, Cases
+from .cases import GATES, Case, Cases, mixed_layer_types, rope
 
 REACH = 70  # more positions than anything here needs, for models that have a table of them
 
@@ -207,7 +207,52 @@ def m2m_100_without_head(rng: random.Random) -> Case:
     return Case(transformers.M2M100Model, config)
 
 
+def t5gemma(rng: random.Random, cls: str = "T5GemmaForConditionalGeneration") -> Case:
+    """Sides that are alike, or differ in width, heads, depth, vocabulary and windows."""
+    vocab = rng.randint(60, 80)
+    shared: dict[str, Any] = {
+        "hidden_activation": rng.choice(GATES),
+        "rms_norm_eps": rng.choice([1e-2, 1e-6]),
+        "query_pre_attn_scalar": rng.choice([9, 16]),
+        "attn_logit_softcapping": rng.choice([None, 3.0]),
+        "final_logit_softcapping": rng.choice([None, 5.0]),
+        "attention_bias": rng.random() < 0.5,
+        "rope_parameters": rope(rng),
+        "max_position_embeddings": 40,
+        "pad_token_id": vocab - 1,
+        "dtype": "float32",  # as loading sets it inside
+    }
+
+    def side() -> dict[str, Any]:
+        heads, layers = rng.choice([2, 4]), rng.choice([2, 3])
+        return {
+            "vocab_size": vocab + rng.choice([0, 3]),
+            "hidden_size": heads * rng.choice([8, 12]),
+            "intermediate_size": rng.choice([40, 56]),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": rng.choice([1, 2]),
+            "head_dim": rng.choice([10, 16]),
+            "sliding_window": rng.choice([7, 19]),
+            "layer_types": rng.choice([None, mixed_layer_types(rng, layers)]),
+        }
+
+    decoder = side() | {"vocab_size": vocab}
+    encoder = rng.choice([decoder, side()])
+    config = transformers.T5GemmaConfig(
+        encoder=transformers.T5GemmaModuleConfig(**encoder, **shared),
+        decoder=transformers.T5GemmaModuleConfig(**decoder, **shared),
+        tie_word_embeddings=rng.random() < 0.5,
+        dropout_rate=0.1,
+        attention_dropout=0.2,
+        vocab_size=vocab,
+    )
+    return Case(getattr(transformers, cls), config, attention="eager")
+
+
 CASES: Cases = {
+    "t5gemma": t5gemma,
+    "t5gemma/without head": lambda rng: t5gemma(rng, "T5GemmaModel"),
     "t5": t5,
     "t5/own head": t5_own_head,
     "t5/without head": t5_without_head,

@@ -132,6 +132,8 @@ REFUSED = {
     "llama": {"sliding_window": 8, "is_causal": False, "quantization_config": {"quant_method": "gptq"}},
     "t5": {"is_encoder_decoder": False, "num_hidden_layers": 9, "head_dim": 5},
     "bart": {"is_encoder_decoder": False},
+    "t5gemma": {"is_encoder_decoder": False},
+    "apertus": {"hidden_act": "swiglu", "mlp_bias": True, "qk_norm": False, "post_norm": True},
     "gpt_oss": {"quantization_config": {"quant_method": "fp8"}, "hidden_act": "gelu", "layer_types": ["chunked"]},
 }
 

@@ -388,4 +388,5 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     if wrong:
         raise ValueError(f"it would differ in {name_some(wrong, separator='; ')}")
     kept = NO_SPECIAL if own is None else own.fields
-    return kept | special_ids(model) | written
+    inside = {n: kept[n] | v for n, v in written.items() if isinstance(v, dict) and isinstance(kept.get(n), dict)}
+    return kept | special_ids(model) | written | inside

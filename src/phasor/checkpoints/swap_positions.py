@@ -104,11 +104,10 @@ def replace_positions(
 ) -> ModelConfig:
     """A configuration with another scheme, in every layer that has positions, or the same with another extension."""
     if position is not None:
-        layers = [
-            layer.replace(position=None) if layer.position is None or layer.position.acts_on else layer
-            for layer in config.layers
-        ]
-        swapped = config.replace(position=position, layers=tuple(layers))
+        swapped = config.change_layers(
+            lambda layer: layer.replace(position=None) if layer.position is None or layer.position.acts_on else layer,
+            position=position,
+        )
         new = getattr(swapped.position, "extension", None)
         if new is not None and new != getattr(config.position, "extension", None):
             swapped = swapped.replace(max_length=config.extended_length(config.position, new))

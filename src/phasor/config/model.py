@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor, merge_by_name
@@ -33,6 +34,7 @@ from phasor.config.schema import (
     Config,
     by_kind,
     derived_field,
+    names,
     positive,
     with_article,
 )
@@ -61,6 +63,26 @@ class LayerConfig(Config):
             )
 
 
+class EncoderConfig(Config):
+    """What the encoder of an encoder-decoder has different from the decoder; fields left out are the model's.
+
+    Where its width differs, the source has its own table of tokens, by `EmbeddingConfig.source_vocab_size`.
+
+    >>> wide = EncoderConfig(dim=16, num_heads=4)
+    >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=1, num_heads=2, shape="encoder-decoder",
+    ...     embedding={"source_vocab_size": 9}, encoder=wide)
+    >>> config.for_side("encoder").head_dim, config.for_side("encoder").hidden_dim, config.hidden_dim
+    (4, 64, 32)
+    """
+
+    dim: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden_dim: int | None = None
+    layers: tuple[LayerConfig, ...] | None = None
+
+
 class Layer(NamedTuple):
     """The parts of one layer, all of them resolved."""
 
@@ -75,6 +97,7 @@ class ModelConfig(Config):
     A kind's name stands for its defaults: `norm="rmsnorm"` is `norm=RMSNormConfig()`. `layers` is a
     pattern repeated over the depth, for layers that differ (local and global attention, NoPE layers). With
     `num_blocks` neighboring layers share their weights: as many in a row as make that number of blocks (ALBERT).
+    `encoder` is what an encoder has different from the decoder beside it.
     `max_length` is the length the model is meant for; `trained_length` the longest it was trained at, which training
     records.
 
@@ -108,6 +131,7 @@ class ModelConfig(Config):
     dropout: DropoutConfig = DropoutConfig()
     init: InitConfig = NormalInitConfig()
     layers: tuple[LayerConfig, ...] = ()
+    encoder: EncoderConfig | None = None
 
     def check(self) -> None:
         positive(self, "num_layers", "num_encoder_layers", "num_blocks", most=MOST_LAYERS)
@@ -172,6 +196,8 @@ class ModelConfig(Config):
             )
         if self.num_blocks is not None:
             self._check_blocks(self.num_blocks)
+        if self.encoder is not None:
+            self._check_encoder(self.encoder)
         if self.position not in self.layer_positions():
             self.position.check_model(self)
         for position, attention, _ in map(self.layer, range(max(1, len(self.layers)))):
@@ -196,6 +222,15 @@ class ModelConfig(Config):
                     f"layer {index} shares the weights of layer {first}, by ModelConfig.num_blocks ({count}), "
                     "and its attention or its feed-forward network is another one"
                 )
+
+    def _check_encoder(self, encoder: EncoderConfig) -> None:
+        if self.shape != "encoder-decoder":
+            raise ValueError(f"ModelConfig.encoder is for an encoder-decoder, not for {with_article(self.shape)}")
+        if self.for_side("encoder").dim != self.dim and self.embedding.source_vocab_size is None:
+            raise ValueError(
+                f"EncoderConfig.dim ({encoder.dim}) is not the decoder's ({self.dim}), and they share a table of "
+                "tokens: give EmbeddingConfig.source_vocab_size"
+            )
 
     def _check_layer_inputs(self) -> None:
         if self.shape != "decoder":
@@ -239,6 +274,16 @@ class ModelConfig(Config):
     def depth(self, side: Side) -> int:
         """How many layers the encoder or the decoder has."""
         return self.num_encoder_layers or self.num_layers if side == "encoder" else self.num_layers
+
+    def for_side(self, side: Side) -> ModelConfig:
+        """The model as its encoder or its decoder takes it: what `encoder` names stands for the model's own."""
+        return self if side == "decoder" or self.encoder is None else self._encoder_side
+
+    @cached_property
+    def _encoder_side(self) -> ModelConfig:
+        given = {name: getattr(self.encoder, name) for name in names(EncoderConfig)}
+        given = {name: value for name, value in given.items() if value is not None}
+        return self.replace(num_layers=self.depth("encoder"), num_encoder_layers=None, encoder=None, **given)
 
     def layer(self, index: int) -> Layer:
         """The parts of one layer, filled in from the model's.
@@ -365,12 +410,18 @@ class ModelConfig(Config):
         """
         old = self.extendable_position()
         new = old.with_extension(extension)
-        layers = tuple(layer.replace(position=new) if layer.position == old else layer for layer in self.layers)
-        return self.replace(
+        return self.change_layers(
+            lambda layer: layer.replace(position=new) if layer.position == old else layer,
             position=new if self.position == old else self.position,
-            layers=layers,
             max_length=self.extended_length(old, extension),
         )
+
+    def change_layers(self, change: Callable[[LayerConfig], LayerConfig], **fields: Any) -> ModelConfig:
+        """The same model with other fields, and every layer of its patterns changed."""
+        encoder = self.encoder
+        if encoder is not None and encoder.layers is not None:
+            encoder = encoder.replace(layers=tuple(map(change, encoder.layers)))
+        return self.replace(layers=tuple(map(change, self.layers)), encoder=encoder, **fields)
 
     def extendable_position(self) -> PositionConfig:
         """The scheme that an extension changes: the first one that can be extended, or the model's own."""

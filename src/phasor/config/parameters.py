@@ -84,11 +84,13 @@ def parameters_of(model: ModelConfig) -> Parameters:
     outside = [weight for side in sides for weight in around_blocks(model, side)]
     tables = [model.vocab_size, *([model.embedding.source_vocab_size] if model.embedding.source_vocab_size else [])]
     width = model.embedding.width or model.dim
-    for rows in tables:
-        outside.append(Weight((rows, width)))
+    source = model.for_side("encoder").dim if model.embedding.width is None else width
+    widths = [width, source][: len(tables)]
+    for rows, columns in zip(tables, widths, strict=True):
+        outside.append(Weight((rows, columns)))
         if model.embedding.width is not None and model.embedding.project == "tokens":
             outside.append(Weight((model.dim, width)))
-    looked_up = sum(tables) * width
+    looked_up = sum(rows * columns for rows, columns in zip(tables, widths, strict=True))
     if (per_layer := model.embedding.per_layer_width) is not None:
         outside += [Weight((model.vocab_size, model.num_layers * per_layer))]
         outside += [Weight((model.num_layers * per_layer, model.dim)), *model.norm.weights(per_layer).values()]
@@ -103,6 +105,7 @@ def parameters_of(model: ModelConfig) -> Parameters:
 
 def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
     """The weights of each block of the encoder or the decoder, by their names in it."""
+    model = model.for_side(side)
     for index in range(0, model.depth(side), model.layers_per_block):
         layer = model.layer(index)
         crosses = side == "decoder" and model.shape == "encoder-decoder"
@@ -135,6 +138,7 @@ def norms_of_block(model: ModelConfig, sublayers: int, *, first: bool) -> range:
 
 def around_blocks(model: ModelConfig, side: Side) -> Iterator[Weight]:
     """What a stack has besides its blocks: positions, token types, norms and a projection."""
+    model = model.for_side(side)
     schemes, layers = model.schemes(side)
     for index, (scheme, its_model) in enumerate(schemes):
         yield from map(Weight, scheme.weight_shapes(its_model))

@@ -99,4 +99,5 @@ HELP = {
     "model.dropout": "dropout probabilities",
     "model.init": "weight initialization",
     "model.layers": "a repeated pattern of layers that differ, as a YAML list",
+    "model.encoder": "what the encoder has different from the decoder",
 }

@@ -119,7 +119,9 @@ def backends(
     with torch.set_grad_enabled(training):
         for side, layers in sides(model):
             for layer, indices in layers.items():
-                case = Case(model, layer, side, target, torch_dtype, tokens, training, weights, precision)
+                case = Case(
+                    model.for_side(side), layer, side, target, torch_dtype, tokens, training, weights, precision
+                )
                 where = format_layers(tuple(indices))
                 where = f"{side} {where}" if model.shape == "encoder-decoder" else where
                 paths += [path_of(op, case, where) for op in OPERATIONS if not op.whole_model and op.applies(case)]
@@ -133,7 +135,7 @@ def sides(model: ModelConfig) -> Iterator[tuple[Side, dict[Layer, list[int]]]]:
         if model.shape in (side, "encoder-decoder"):
             layers: dict[Layer, list[int]] = {}
             for index in range(model.depth(side)):
-                layers.setdefault(model.layer(index), []).append(index)
+                layers.setdefault(model.for_side(side).layer(index), []).append(index)
             yield side, layers
 
 

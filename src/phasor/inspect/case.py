@@ -93,7 +93,8 @@ class Case:
         deep = max(1, len(self.config.layers))
         encoders = deep if self.config.num_encoder_layers is not None else None
         with torch.device("meta"):
-            model = Transformer(self.config.replace(num_layers=deep, num_encoder_layers=encoders)).to(self.dtype)
+            config = self.config.replace(num_layers=deep, num_encoder_layers=encoders, encoder=None)
+            model = Transformer(config).to(self.dtype)
             return model if self.weights is None else quantize(model, WEIGHTS[self.weights])
 
     @cached_property

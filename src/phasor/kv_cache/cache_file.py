@@ -98,7 +98,7 @@ def restore(cls: type[Cache], metadata: dict[str, Any], tensors: dict[str, Tenso
     if "memory.hidden" in tensors:
         attention_mask, document_ids = tensors.get("memory.attention_mask"), tensors.get("memory.document_ids")
         cache.memory = EncoderOutput(tensors["memory.hidden"], attention_mask, document_ids)
-        if cache.memory.hidden.dim() != 3 or cache.memory.hidden.shape[::2] != (rows, config.dim):
+        if cache.memory.hidden.dim() != 3 or cache.memory.hidden.shape[::2] != (rows, config.for_side("encoder").dim):
             raise ValueError(
                 f"memory.hidden is {list(cache.memory.hidden.shape)}, which does not fit its configuration"
             )

@@ -75,7 +75,7 @@ class StaticKVCache:
         if source_length is not None:
             self.cross = cache.new_cross(source_length)
             real = torch.ones(cache.batch_size, source_length, dtype=torch.bool, device=cache.device)
-            shape = cache.batch_size, 0, self.config.dim
+            shape = cache.batch_size, 0, self.config.for_side("encoder").dim
             self.memory = EncoderOutput(torch.zeros(shape, dtype=cache.dtype, device=cache.device), real)
         self.continue_from(cache)
 

@@ -408,6 +408,8 @@ class Nested(FieldEntry):
         inside = f.inside(f.get(name, {}), f"{name}.")
         read_table(self.fields, inside, draft)
         inside.finish(self.harmless)
+        if unread := inside.unread_fields():
+            f.unread_inside[name] = unread
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         inside = write_table(self.fields, config)

@@ -87,6 +87,7 @@ class Fields:
         self.ignored: dict[str, Any] = {}
         self.notes: list[str] = []
         self.taken: set[str] = set()
+        self.unread_inside: dict[str, dict[str, Any]] = {}  # what nobody took of objects inside
         self.defaults: dict[str, Any] = {}  # of fields that the file does not have, where not everyone gives one
 
     def __contains__(self, name: str) -> bool:
@@ -177,7 +178,7 @@ class Fields:
 
     def unread_fields(self) -> dict[str, Any]:
         """Fields nobody took; once `finish` let them pass, they say nothing about the computation."""
-        return {n: v for n, v in self.data.items() if n not in self.taken}
+        return {n: v for n, v in self.data.items() if n not in self.taken} | self.unread_inside
 
     def finish(self, harmless: Iterable[str] = (), unsupported: Iterable[str] = ()) -> None:
         """Refuse fields that transformers honors and nobody took; null, false, zero and nothing say nothing."""

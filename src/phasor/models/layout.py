@@ -127,7 +127,7 @@ class Parts(Layout):
 
     Ours are ordered by key/value group: `makes` says what one group of ours consists of, where "g" are gates of the
     output. Theirs has the gate of a head behind its query, as twice as many queries. `heads` are the width and the
-    number of key/value heads where they are not the model's.
+    number of key/value heads and of queries where they are not the model's.
 
     >>> config = ModelConfig(vocab_size=9, dim=2, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=1)
     >>> ours = torch.arange(8)  # two groups of two queries, a key and a value
@@ -137,7 +137,7 @@ class Parts(Layout):
 
     parts: str
     makes: str = "qkv"
-    heads: tuple[int, int] | None = None
+    heads: tuple[int, int, int] | None = None
 
     def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
         attention = model.layer(index).attention
@@ -145,11 +145,11 @@ class Parts(Layout):
         parts, makes = ("".join(x for x in given if x in attention.projected) for given in (self.parts, self.makes))
         if attention.output_gate:
             makes = makes.replace("q", "qg")
-        return Parts(parts, makes, attention.heads_of(model)) if parts else None
+        return Parts(parts, makes, (*attention.heads_of(model), model.num_heads)) if parts else None
 
     def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
-        width, groups = self.heads or (model.head_dim, model.num_kv_heads)
-        sizes = [model.num_heads // groups if part in "qg" else 1 for part in self.makes]
+        width, groups, queries = self.heads or (model.head_dim, model.num_kv_heads, model.num_heads)
+        sizes = [queries // groups if part in "qg" else 1 for part in self.makes]
         by_group = ours.unflatten(0, (groups, sum(sizes), width))
         views = dict(zip(self.makes, by_group.split(sizes, dim=1), strict=True))
         if "g" in self.makes:
@@ -247,7 +247,7 @@ def expand_rules(
     for rule in rules:
         side: Side = "encoder" if rule.ours.startswith("encoder.") else "decoder"
         for i in range(model.depth(side) if "{i}" in rule.ours + rule.theirs else 1):
-            found += rule.expand(i, model, ours, stored)
+            found += rule.expand(i, model.for_side(side), ours, stored)
     given = dict.fromkeys(ours, 0)
     for assignment in found:
         mine = assignment.slice(ours[assignment.ours])

@@ -16,6 +16,8 @@ class Missing(NamedTuple):
 CONVOLUTIONS = "layers of gated short convolutions in place of attention"
 MAMBA = "Mamba layers (selective state spaces)"
 MAMBA2 = "Mamba-2 layers (selective state spaces)"
+AUDIO = "an encoder that takes audio features through convolutions"
+CAPACITY = "experts with a capacity, beyond which tokens are dropped"
 RECURRENT = "a recurrent unit in place of attention"
 
 MISSING = {
@@ -29,11 +31,14 @@ MISSING = {
     "lfm2_moe": Missing(CONVOLUTIONS, "qwen3_moe"),
     "mamba": Missing(MAMBA, "llama"),
     "mamba2": Missing(MAMBA2, "llama"),
+    "moonshine": Missing(AUDIO, "llama"),
     "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
     "nemotron_h": Missing(MAMBA2, "nemotron"),
+    "nllb-moe": Missing(CAPACITY, "m2m_100"),
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
-    "t5gemma": Missing("layers of encoder and decoder that differ", "gemma2"),
+    "switch_transformers": Missing(CAPACITY, "t5"),
+    "whisper": Missing(AUDIO, "bart"),
     "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),
     "zamba2": Missing(MAMBA2, "llama"),
 }
@@ -42,9 +47,9 @@ MISSING = {
 def refuse_missing(kind: object, file: Path) -> None:
     """Raise ValueError for a `model_type` whose missing part is known.
 
-    >>> refuse_missing("t5gemma", Path("config.json"))
+    >>> refuse_missing("mamba", Path("config.json"))
     Traceback (most recent call last):
-    ValueError: config.json: phasor does not load t5gemma: it has layers of encoder and decoder that differ; the ...
+    ValueError: config.json: phasor does not load mamba: it has Mamba layers (selective state spaces); the nearest ...
     """
     if isinstance(kind, str) and kind in MISSING:
         part, nearest = MISSING[kind]

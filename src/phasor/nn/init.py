@@ -59,6 +59,8 @@ def base_init_std(model: ModelConfig, side: Side, role: str, fan_in: int, fan_ou
 def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
     """Initialize the weights of a module and of all modules inside it, by the model's configuration."""
 
+    model = model.for_side(side)
+
     def draw(weight: Tensor, role: str, fan_in: int, fan_out: int) -> None:
         nn.init.normal_(weight, std=init_std(model, side, role, fan_in, fan_out))
 

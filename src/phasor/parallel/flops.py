@@ -46,7 +46,7 @@ def attentions(model: ModelConfig) -> Iterator[tuple[bool | None, AttentionConfi
     """The attention of every layer, and whether its mask is causal; None for cross-attention, which sees all keys."""
     for side in sides_of(model):
         for index in range(model.depth(side)):
-            attention = model.layer(index).attention
+            attention = model.for_side(side).layer(index).attention
             yield side == "decoder", attention
             if side == "decoder" and model.shape == "encoder-decoder":
                 yield None, attention

@@ -85,7 +85,7 @@ class MemoryCosts:
         self.model, self.parameters = model, parameters
         self.param_bytes = PARAM_BYTES[param_dtype]
         layers = [
-            (model.layer(index), side == "decoder" and model.shape == "encoder-decoder")
+            (model.for_side(side).layer(index), side == "decoder" and model.shape == "encoder-decoder")
             for side in sides_of(model)
             for index in range(model.depth(side))
         ]

@@ -100,6 +100,8 @@ def mesh_why_not(
     >>> mesh_why_not(preset("llama-3.1"), Mesh(tensor=16), 8192)
     'tensor=16 does not divide the 8 key/value heads: tensor can be 1, 2, 4 or 8'
     """
+    if model.encoder is not None and mesh.devices > 1:
+        return "an encoder that differs from the decoder (ModelConfig.encoder) is trained on one device"
     if model.layers_per_block > 1 and mesh.devices > 1:
         return "layers that share their weights (num_blocks) are trained on one device"
     if model.embedding.mask_token is not None and mesh.context * mesh.tensor > 1:

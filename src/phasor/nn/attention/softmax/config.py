@@ -176,7 +176,8 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
             biased = [part for part in parts if part in self.bias]
             gates = model.num_heads if self.output_gate and not cross else 0
             rows = (sum(heads[part] for part in parts) + gates) * head_dim
-            projections[name] = linear(rows, model.dim, bias=len(biased) == len(parts), cut=0)
+            columns = model.for_side("encoder").dim if name == "kv" else model.dim
+            projections[name] = linear(rows, columns, bias=len(biased) == len(parts), cut=0)
             if len(biased) < len(parts):
                 partial |= {part: Weight((heads[part], head_dim), 0) for part in biased}
         projections["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)

@@ -51,7 +51,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         if cross:
             self.q = nn.Linear(model.dim, self.num_heads * self.head_dim, bias="q" in config.bias)
             kv = config.projected[1:]
-            self.kv = nn.Linear(model.dim, len(kv) * kv_dim, bias=set(kv) <= set(config.bias))
+            self.kv = nn.Linear(model.for_side("encoder").dim, len(kv) * kv_dim, bias=set(kv) <= set(config.bias))
         else:
             self.qkv = nn.Linear(model.dim, self.group_size * kv_dim, bias=set(config.projected) <= set(config.bias))
         self.out = nn.Linear(self.num_heads * self.head_dim, model.dim, bias="out" in config.bias)
@@ -96,7 +96,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         config = self.config
-        mask = mask.with_window(config.window, config.sink_tokens).with_pattern(self.pattern)
+        if not self.cross:
+            mask = mask.with_window(config.window, config.sink_tokens).with_pattern(self.pattern)
         plain = config.softcap is None and self.sinks is None and not config.cap_sinks and positions is None
         shape = x.shape[1], keys, self.head_dim
         return prepare_sparse_mask(mask, x, shape, plain_scores=plain, positions=positions)
