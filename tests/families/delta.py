@@ -59,20 +59,21 @@ def float64_for_float32() -> Iterator[None]:
         yield
 
 
-def widen_states(patch: pytest.MonkeyPatch) -> None:
+def widen(patch: pytest.MonkeyPatch, *classes: Any) -> None:
     """Theirs in float64 shall show what float32 costs, and have its states in float64 for that."""
-    for module, name in (
-        (modeling_qwen3_next, "Qwen3NextGatedDeltaNet"),
-        (modeling_qwen3_5, "Qwen3_5GatedDeltaNet"),
-        (modeling_qwen3_5_moe, "Qwen3_5MoeGatedDeltaNet"),
-    ):
-        cls = getattr(module, name)
+    for cls in classes:
 
-        def forward(self: Any, hidden_states: Any, own: Any = cls.forward, **args: Any) -> Any:
+        def forward(self: Any, hidden_states: Any, *more: Any, own: Any = cls.forward, **args: Any) -> Any:
             with float64_for_float32() if hidden_states.dtype == torch.float64 else nullcontext():
-                return own(self, hidden_states=hidden_states, **args)
+                return own(self, hidden_states, *more, **args)
 
         patch.setattr(cls, "forward", forward)
+
+
+def widen_states(patch: pytest.MonkeyPatch) -> None:
+    """The states of gated delta attention in float64."""
+    nets = modeling_qwen3_5.Qwen3_5GatedDeltaNet, modeling_qwen3_5_moe.Qwen3_5MoeGatedDeltaNet
+    widen(patch, modeling_qwen3_next.Qwen3NextGatedDeltaNet, *nets)
 
 
 def hybrid_case(rng: random.Random, cls: str, config: Any) -> Case:

@@ -20,8 +20,7 @@ OPTIONS = {
     "--length LENGTH": "tokens of a text, or items of a problem, that are trained on "
     "(small: 64 or 6, large: 512 or 20)",
     "--seeds N": "how often each is trained (1)",
-    "--steps N": "optimizer steps of each run (small: 500, of a task 2000, of addition 1200; "
-    "large: 1500, 10000, 5000)",
+    "--steps N": "optimizer steps of each run (small: 500, of a task 2000, of addition 1200; large: 1500, 10000, 5000)",
     "--size small|large": "of the model and its training (large on a GPU)",
     "--protocol NAME": "which tokens count: last (the default), sliding, truncated",
     "--rows N": "rows or problems that are measured (small: 64 or 200, large: 400 or 1000)",

@@ -45,6 +45,7 @@ class RecurrentAttentionConfig(AttentionConfig):
     takes_positions: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
     products: ClassVar[int] = 2  # of a state with a vector per token: it is written and read
+    gates_per_head: ClassVar[int] = 0  # that are projected beside queries, keys, values and the gates of results
 
     num_heads: int | None = None
     num_key_heads: int | None = None
@@ -96,17 +97,22 @@ class RecurrentAttentionConfig(AttentionConfig):
 
     def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
         """What all kinds have, cut by key heads with the heads that share them."""
-        sizes, rows = self.sizes(model), self.output_width(model)
+        sizes = self.sizes(model)
         found = {}
         if self.conv_width is not None:
             found["convolution"] = Weight((sizes.channels, self.conv_width), 0)
         if self.conv_bias:
             found["convolution_bias"] = Weight((sizes.channels,), 0)
         projections = {
-            "qkvz": linear(sizes.channels + rows, model.dim, bias=self.bias, cut=0),
-            "out": linear(model.dim, rows, bias=self.bias, cut=1),
+            "qkvz": linear(self.projected_width(model), model.dim, bias=self.bias, cut=0),
+            "out": linear(model.dim, self.output_width(model), bias=self.bias, cut=1),
         }
         return found | with_prefixes(projections)
+
+    def projected_width(self, model: ModelConfig) -> int:
+        """Rows of the projection of the input: queries, keys and values, gates of results, and other gates."""
+        sizes = self.sizes(model)
+        return sizes.channels + self.output_width(model) + self.gates_per_head * sizes.heads
 
     def heads_to_cut(self, model: ModelConfig) -> tuple[int, str]:
         return self.sizes(model).key_heads, "key heads"

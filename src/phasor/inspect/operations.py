@@ -97,9 +97,7 @@ OPERATIONS = (
         lambda case: case.linear_attention_args,
         lambda case: case.recurrent is not None and not case.corrects_state,
     ),
-    Operation(
-        "short convolution", CAUSAL_CONVOLUTION, lambda case: case.convolution_args, lambda case: case.convolves
-    ),
+    Operation("short convolution", CAUSAL_CONVOLUTION, lambda case: case.convolution_args, lambda case: case.convolves),
     Operation(
         "cross-attention", ATTENTION, lambda case: case.cross_attention_args, lambda case: case.block.cross is not None
     ),

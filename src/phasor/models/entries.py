@@ -61,6 +61,8 @@ def lacks(part: Config) -> ValueError:
 def get_path(config: ModelConfig, path: str) -> Any:
     """The value at a path; attention is the first layer's of those that have it, and networks those with experts.
 
+    Attention with a state comes after any other: families take its fields together.
+
     >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=2, num_heads=2, norm="rmsnorm")
     >>> get_path(config, "norm.eps"), get_path(config, "num_encoder_layers"), get_path(config, "attention.window")
     (1e-06, None, None)
@@ -71,6 +73,7 @@ def get_path(config: ModelConfig, path: str) -> Any:
     first, *rest = path.split(".")
     if first == "attention":
         attentions = [*(config.layer(i).attention for i in range(config.num_layers)), config.attention]
+        attentions.sort(key=lambda attention: attention.keeps_state)
         part: Any = next((one for one in attentions if hasattr(one, "".join(rest[:1]))), attentions[0])
     elif first == "feedforward":
         networks = [config.layer(i).feedforward for i in range(config.num_layers)]

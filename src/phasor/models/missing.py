@@ -21,10 +21,8 @@ CAPACITY = "experts with a capacity, beyond which tokens are dropped"
 RECURRENT = "a recurrent unit in place of attention"
 
 MISSING = {
-    "bamba": Missing(MAMBA2, "llama"),
     "falcon_h1": Missing(f"{MAMBA2} beside attention", "llama"),
     "falcon_mamba": Missing(MAMBA, "llama"),
-    "granitemoehybrid": Missing(MAMBA2, "granitemoe"),
     "jamba": Missing(MAMBA, "mixtral"),
     "kimi_linear": Missing("linear attention layers with a decay per feature (Kimi delta attention)", "deepseek_v3"),
     "lfm2": Missing(CONVOLUTIONS, "qwen3"),

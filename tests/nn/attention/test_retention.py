@@ -65,7 +65,7 @@ def test_it_is_the_formula_of_retnet():
 def test_it_is_the_formula_of_mamba_2():
     """The recurrence of the paper, head by head and token by token: h = exp(A dt) h + dt B x, y = C h + D x."""
     module, x, found = one_layer(MAMBA2, "none")
-    rows, weights = module.qkvz.weight.view(2, 2 * 5 + 2 * 21, 32), module.convolution.view(2, 31, 3)
+    rows, weights = module.qkvz.weight.view(2, 2 * 5 + 2 * 21 + 3, 32), module.convolution.view(2, 31, 3)
     bias, groups = module.convolution_bias.view(2, 31), []
     for group in range(2):
         gated = []
@@ -76,7 +76,7 @@ def test_it_is_the_formula_of_mamba_2():
         for own in range(3):
             head = 3 * group + own
             v, z = mixed[:, 10 + 7 * own : 17 + 7 * own], x @ rows[group, 31 + 7 * own : 38 + 7 * own].T
-            dt = F.softplus(x @ module.dt.weight[head] + module.dt_bias[head])
+            dt = F.softplus(x @ rows[group, 52 + own] + module.dt_bias[head])
             state, outputs = torch.zeros(5, 7, dtype=torch.float64), []
             for t in range(COUNT):
                 state = torch.exp(-module.A_log[head].exp() * dt[t]) * state + dt[t] * torch.outer(b[t], v[t])

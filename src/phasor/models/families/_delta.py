@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import ClassVar
 
 from phasor.config import ModelConfig
-from phasor.config.recurrent import StateSizes
-from phasor.models.entries import Activation, Bias, Draft, Field, FieldEntry, Pinned, lacks
+from phasor.models.entries import Activation, Bias, Field, FieldEntry, Pinned
 from phasor.models.families._llama import LlamaLike
-from phasor.models.fields import Fields, json_repr
+from phasor.models.families._recurrent import LINEAR, ByKeyHead, StateLayers
+from phasor.models.fields import Fields
 from phasor.models.layer_types import FULL
-from phasor.models.layout import Layout, OfKind, Piece, Rule, linear
+from phasor.models.layout import OfKind, Rule, linear
 from phasor.nn.attention.gated_delta.config import GatedDeltaAttentionConfig
-from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 
-LINEAR = "linear_attention"
 # Their sizes of layers with a state, ours, and what they are where a file has none.
 SIZES = {
     "linear_num_value_heads": ("num_heads", 32),
@@ -29,58 +24,15 @@ SIZES = {
 }
 
 
-class LinearLayers(FieldEntry):
-    """`layer_types`, and the sizes of the linear ones; stands below all other fields of attention and norms.
+class LinearLayers(StateLayers):
+    """Gated delta attention; without a list, every `full_attention_interval`-th layer has softmax attention."""
 
-    Where a file has no list, every `full_attention_interval`-th layer has softmax attention.
-    """
+    def __init__(self) -> None:
+        super().__init__(GatedDeltaAttentionConfig, SIZES)
 
-    def read(self, f: Fields, name: str, draft: Draft) -> None:
-        config, interval = draft.config(), f.positive("full_attention_interval", 4)
-        usual = [LINEAR if (i + 1) % interval else FULL for i in range(config.num_layers)]
-        types = f.get(name, usual)
-        if len(types) != len(usual) or not all(kind in (LINEAR, FULL) for kind in types):
-            raise ValueError(f"{f.file}: {name} must be {len(usual)} times {LINEAR} or {FULL}, not {json_repr(types)}")
-        sizes = {ours: f.get(theirs, default) for theirs, (ours, default) in SIZES.items()}
-        with_state = GatedDeltaAttentionConfig(**sizes, norm_eps=draft["norm.eps"])
-        draft.layers["attention"] = [with_state if kind == LINEAR else config.attention for kind in types]
-
-    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        attentions = [config.layer(i).attention for i in range(config.num_layers)]
-        for attention in attentions:
-            if not isinstance(attention, GatedDeltaAttentionConfig | SoftmaxAttentionConfig):
-                raise lacks(attention)
-        fields: dict[str, Any] = {name: [LINEAR if attention.keeps_state else FULL for attention in attentions]}
-        with_state = next((attention.resolve(config) for attention in attentions if attention.keeps_state), None)
-        return fields | {theirs: getattr(with_state, ours, default) for theirs, (ours, default) in SIZES.items()}
-
-
-@dataclass(frozen=True)
-class ByKeyHead(Layout):
-    """Some of what gated delta attention projects, one after the other, where ours is ordered by key head.
-
-    `makes` says what a key head of ours consists of: its query, its key, and the values, gates `z`, write strengths `b`
-    and decays `a` of its heads. `between` are the dimensions of size 1 that theirs has behind the first.
-    """
-
-    parts: str
-    makes: str
-    between: tuple[int, ...] = ()
-    sizes: StateSizes | None = None
-
-    def for_layer(self, model: ModelConfig, index: int) -> Layout | None:
-        attention = model.layer(index).attention
-        assert isinstance(attention, GatedDeltaAttentionConfig)
-        return replace(self, sizes=attention.sizes(model))
-
-    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
-        assert self.sizes is not None
-        heads, key_heads, key, value = self.sizes
-        shared = heads // key_heads
-        widths = {"q": key, "k": key, "v": shared * value, "z": shared * value, "b": shared, "a": shared}
-        by_head = ours.unflatten(0, (key_heads, -1)).split([widths[part] for part in self.makes], dim=1)
-        views = dict(zip(self.makes, by_head, strict=True))
-        return [Piece(views[part], (key_heads * widths[part], *self.between, *ours.shape[1:])) for part in self.parts]
+    def usual_types(self, f: Fields, layers: int) -> list[str]:
+        interval = f.positive("full_attention_interval", 4)
+        return [LINEAR if (i + 1) % interval else FULL for i in range(layers)]
 
 
 class Hybrid(LlamaLike):

@@ -23,7 +23,8 @@ class RecurrentAttention(Attention):
     """Attention whose heads keep a state.
 
     Queries, keys, values and gates `z` come out of one projection whose rows are ordered by key head (its query, its
-    key, the values and the gates of its heads), so that tensor parallelism can split between key heads.
+    key, the values and the gates of its heads, and what other gates there are), so that tensor parallelism can split
+    between key heads.
     """
 
     def __init__(self, config: RecurrentAttentionConfig, model: ModelConfig) -> None:
@@ -32,7 +33,7 @@ class RecurrentAttention(Attention):
         channels, taps, bias = self.sizes.channels, config.conv_width, config.bias
         self.convolution = None if taps is None else nn.Parameter(torch.zeros(channels, taps))
         self.convolution_bias = nn.Parameter(torch.zeros(channels)) if config.conv_bias else None
-        self.qkvz = nn.Linear(model.dim, channels + width, bias=bias)
+        self.qkvz = nn.Linear(model.dim, config.projected_width(model), bias=bias)
         self.out = nn.Linear(width, model.dim, bias=bias)
 
     def reset_parameters(self) -> None:
@@ -49,19 +50,23 @@ class RecurrentAttention(Attention):
     def keep_part(self, index: int, count: int) -> None:
         self.sizes = self.sizes._replace(heads=self.sizes.heads // count, key_heads=self.sizes.key_heads // count)
 
-    def project(self, x: Tensor, scan: TokenScan, step: LayerStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries and keys `[B, T, K, key]`, values and gates `[B, T, H, value]`, of tokens in the order of the scan."""
+    def project(self, x: Tensor, scan: TokenScan, step: LayerStep) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Queries and keys `[B, T, K, key]`, values and gates `[B, T, H, value]`, other gates `[B, T, ...]`.
+
+        `x` has its tokens in the order of the scan.
+        """
         heads, key_heads, key, value = self.sizes
         by_head = self.qkvz(x).unflatten(-1, (key_heads, -1))  # [B, T, K, ...]
         shared = heads // key_heads * value
-        inputs, z = by_head.split((2 * key + shared, shared), dim=-1)
+        inputs, z, gates = by_head.tensor_split((2 * key + shared, 2 * (key + shared)), dim=-1)
         if self.convolution is not None:
             convolution = self.convolution, self.convolution_bias, step.state("inputs")
             inputs, last = scan.convolve(inputs.flatten(-2), *convolution)
             step.store(inputs=last)
             inputs = F.silu(inputs).unflatten(-1, (key_heads, -1))
         q, k, v = inputs.split((key, key, shared), dim=-1)
-        return q, k, *(x.flatten(-2).unflatten(-1, (heads, value)) for x in (v, z))
+        v, z = (x.flatten(-2).unflatten(-1, (heads, value)) for x in (v, z))
+        return q, k, v, z, gates.flatten(-2)
 
 
 def heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:

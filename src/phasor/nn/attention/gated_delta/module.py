@@ -38,7 +38,7 @@ class GatedDeltaAttention(RecurrentAttention, config=GatedDeltaAttentionConfig):
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         scan: TokenScan = ctx.mask.prepared.scan
         x = scan.enter(x)
-        q, k, v, z = self.project(x, scan, ctx.step)
+        q, k, v, z, _ = self.project(x, scan, ctx.step)
         q, k = normalize(q) * self.sizes.key**-0.5, normalize(k)
         k, beta, log_decay = scan.without_padding(k, *self.strength_and_decay(x))
         q, k, v, log_decay, beta = heads_first(q, k, v, log_decay, beta)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from phasor.config.attention import AttentionConfig
 from phasor.config.model import ModelConfig
 from phasor.config.parts import RMSNormConfig
 from phasor.config.recurrent import RecurrentAttentionConfig
-from phasor.config.weights import Weight, Weights, linear, with_prefixes
+from phasor.config.weights import Weight, Weights, with_prefixes
 
 
 class Mamba2AttentionConfig(RecurrentAttentionConfig, kind="mamba2"):
@@ -24,18 +26,17 @@ class Mamba2AttentionConfig(RecurrentAttentionConfig, kind="mamba2"):
     {'state': (80, 128, 64), 'inputs': (3, 5376)}
     """
 
+    gates_per_head: ClassVar[int] = 1  # how strongly a token is written, and how much it lets decay
+
     conv_width: int | None = 4
     conv_bias: bool = True
     norm_eps: float = 1e-5
 
     def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
         sizes = self.sizes(model)
-        own = {
-            "dt": linear(sizes.heads, model.dim, bias=self.bias, cut=0),
-            "norm": RMSNormConfig().weights(sizes.key_heads, self.output_width(model) // sizes.key_heads, cut=0),
-        }
+        norm = RMSNormConfig().weights(sizes.key_heads, self.output_width(model) // sizes.key_heads, cut=0)
         by_head = dict.fromkeys(("A_log", "dt_bias", "D"), Weight((sizes.heads,), 0))
-        return super().weights(model, cross=cross) | by_head | with_prefixes(own)
+        return super().weights(model, cross=cross) | by_head | with_prefixes({"norm": norm})
 
     @classmethod
     def examples(cls) -> dict[str, AttentionConfig]:

@@ -20,7 +20,7 @@ SMALLEST_DECAY = 1.0  # of initial decay rates per unit of time
 class Mamba2Attention(RecurrentAttention, config=Mamba2AttentionConfig):
     """`S = exp(-A dt) S + k (dt v)^T`, and the output `norm((S^T q + D v) * silu(z))`, normalized over groups of heads.
 
-    `dt` is the softplus of a projection of its own.
+    The input is projected to `dt` too, of which the softplus is taken.
     """
 
     def __init__(self, config: Mamba2AttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:
@@ -28,7 +28,6 @@ class Mamba2Attention(RecurrentAttention, config=Mamba2AttentionConfig):
         heads, key_heads, _, value = self.sizes
         self.A_log, self.dt_bias = nn.Parameter(torch.zeros(heads)), nn.Parameter(torch.zeros(heads))
         self.D = nn.Parameter(torch.ones(heads))
-        self.dt = nn.Linear(model.dim, heads, bias=config.bias)
         self.norm = build_norm(RMSNormConfig(eps=config.norm_eps), key_heads, heads // key_heads * value)
 
     def reset_parameters(self) -> None:
@@ -38,9 +37,8 @@ class Mamba2Attention(RecurrentAttention, config=Mamba2AttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         scan: TokenScan = ctx.mask.prepared.scan
-        x = scan.enter(x)
-        q, k, v, z = self.project(x, scan, ctx.step)
-        time = F.softplus(at_least_float32(self.dt(x)) + self.dt_bias)  # [B, T, H]
+        q, k, v, z, dt = self.project(scan.enter(x), scan, ctx.step)
+        time = F.softplus(at_least_float32(dt) + self.dt_bias)  # [B, T, H]
         k, time = scan.without_padding(k, time)
         written = (time[..., None] * v).to(v.dtype)
         log_decay = -at_least_float32(self.A_log).exp() * time

@@ -30,7 +30,7 @@ class Retention(RecurrentAttention, config=RetentionAttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         scan: TokenScan = ctx.mask.prepared.scan
-        q, k, v, z = self.project(scan.enter(x), scan, ctx.step)
+        q, k, v, z, _ = self.project(scan.enter(x), scan, ctx.step)
         q = scan.enter(ctx.position.on_query(scan.leave(q), ctx.prepared)) * self.sizes.key**-0.5
         k = scan.enter(ctx.position.on_key(scan.leave(k), ctx.prepared))
         k, log_decay = scan.without_padding(k, self.log_decays(x).expand(*x.shape[:2], -1))

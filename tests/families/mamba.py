@@ -1,0 +1,99 @@
+"""Random configurations of hybrids of Mamba-2 and softmax attention: Bamba and Granite 4."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import transformers
+from transformers.models.bamba import modeling_bamba
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+
+from .cases import Case, Cases, coin
+from .delta import LINEAR, widen
+from .llama_like import FULL, common_fields, hub_case, share_of_width
+
+
+def mamba_fields(rng: random.Random) -> dict[str, Any]:
+    """Heads of odd widths in groups, which share a multiple of the model's width."""
+    fields = common_fields(rng)
+    groups, expand = rng.choice([1, 2]), rng.choice([1, 2])
+    heads = rng.choice([n for n in (2, 4, 6, 8) if expand * fields["hidden_size"] % n == 0])
+    return fields | {
+        "hidden_act": "silu",
+        "num_hidden_layers": rng.choice([3, 4]),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": rng.choice([5, 8]),
+        "mamba_d_head": rng.choice(["auto", expand * fields["hidden_size"] // heads]),
+        "mamba_d_conv": rng.choice([2, 4]),
+        "mamba_expand": expand,
+        "mamba_chunk_size": rng.choice([7, 16]),
+        "mamba_conv_bias": coin(rng),
+        "mamba_proj_bias": coin(rng),
+        "rms_norm_eps": rng.choice([1e-1, 1e-2]),  # small results of a state, normalized, would show their rounding
+        "attention_bias": coin(rng),
+    }
+
+
+def layer_types(rng: random.Random, layers: int) -> list[str]:
+    """Both kinds, in no order."""
+    types = [LINEAR, FULL, *(rng.choice([LINEAR, FULL]) for _ in range(layers - 2))]
+    rng.shuffle(types)
+    return types
+
+
+def correct_mixer(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    """States in float64, and projections of padding that are zero: their bias would get into the convolution."""
+    widen(patch, cls)
+
+    def forward(self: Any, *args: Any, own: Any = cls.forward, **more: Any) -> Any:
+        mask = more.get("attention_mask")
+        mask_padding = self.in_proj.register_forward_hook(lambda _, x, y: y if mask is None else y * mask[..., None])
+        try:
+            return own(self, *args, **more)
+        finally:
+            mask_padding.remove()
+
+    patch.setattr(cls, "forward", forward)
+
+
+def bamba(rng: random.Random, cls: str = "BambaForCausalLM") -> Case:
+    fields = share_of_width(rng, mamba_fields(rng) | {"head_dim": rng.choice([16, 20])})  # half of it is rotated
+    types = layer_types(rng, fields["num_hidden_layers"])
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rng.choice([500.0, 10000.0])}
+    indices = [i for i, kind in enumerate(types) if kind == FULL]
+    config = transformers.BambaConfig(**fields, attn_layer_indices=indices, mlp_bias=coin(rng))
+    case = hub_case(rng, cls, config, drop=("time_step_limit",), attn_rotary_emb=64)
+    case.patch = lambda patch: correct_mixer(patch, modeling_bamba.BambaMixer)
+    return case
+
+
+def granitemoehybrid(rng: random.Random, cls: str = "GraniteMoeHybridForCausalLM") -> Case:
+    fields = share_of_width(rng, mamba_fields(rng))
+    config = transformers.GraniteMoeHybridConfig(
+        **fields,
+        layer_types=layer_types(rng, fields["num_hidden_layers"]),
+        attention_multiplier=rng.choice([0.2, 1.0]),
+        residual_multiplier=rng.choice([0.3, 1.0]),
+        embedding_multiplier=rng.choice([2.0, 12.0]),
+        logits_scaling=rng.choice([0.7, 6.0]),
+        num_local_experts=rng.choice([0, 4, 6]),
+        num_experts_per_tok=rng.choice([1, 2, 3]),
+        shared_intermediate_size=rng.choice([24, 40]),
+        position_embedding_type=rng.choice([None, "rope", "nope"]),
+    )
+    unused = () if config.num_local_experts else ("intermediate_size", "num_experts_per_tok")
+    unused += () if config.position_embedding_type == "rope" else ("position_embedding_type", "rope_parameters")
+    case = hub_case(rng, cls, config, unused, ("time_step_limit",), init_method="mup", normalization_function="rmsnorm")
+    case.patch = lambda patch: correct_mixer(patch, modeling_granitemoehybrid.GraniteMoeHybridMambaLayer)
+    return case
+
+
+CASES: Cases = {
+    "bamba": bamba,
+    "bamba/without head": lambda rng: bamba(rng, "BambaModel"),
+    "granitemoehybrid": granitemoehybrid,
+    "granitemoehybrid/without head": lambda rng: granitemoehybrid(rng, "GraniteMoeHybridModel"),
+}
