@@ -27,7 +27,7 @@ RUNNERS = {  # on a GPU
     "mixtral": FusedRunner,
     "qwen3_moe": FusedRunner,
     "gpt_oss": FusedRunner,
-    "qwen2_moe": CudaGraphRunner,
+    "qwen2_moe": FusedRunner,
     "marian": CudaGraphRunner,
     "t5_10": CudaGraphRunner,
     "t5_11": CudaGraphRunner,

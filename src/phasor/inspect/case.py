@@ -157,7 +157,8 @@ class Case:
     @property
     def convolution_args(self) -> tuple[Tensor, Tensor]:
         """What the short convolution before attention with a state is called with."""
-        assert self.recurrent is not None and self.recurrent.convolution is not None
+        assert self.recurrent is not None
+        assert self.recurrent.convolution is not None
         channels, width = self.recurrent.convolution.shape
         return self.tensor(1, self.length, channels), self.tensor(channels, width)
 

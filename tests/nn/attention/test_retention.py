@@ -136,7 +136,9 @@ def test_chunks_of_padded_rows_equal_one_pass(hybrid, sizes):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("attention", "scheme"), [(RETENTION, "rotary"), (MAMBA2, "none")], ids=["retention", "mamba2"])
+@pytest.mark.parametrize(
+    ("attention", "scheme"), [(RETENTION, "rotary"), (MAMBA2, "none")], ids=["retention", "mamba2"]
+)
 def test_a_stream_has_no_end(attention, scheme, tmp_path):
     model, ids = build(tiny(scheme, attention=attention, max_length=8)), tokens(1, 64)
     cache = model.new_cache(1, 1)

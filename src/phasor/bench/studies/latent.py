@@ -160,24 +160,24 @@ def ways(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Callable[[], Te
     scale, value_dim = q.shape[-1] ** -0.5, v.shape[-1]
     how = Mask(causal=True), ScoreMod(scale=scale)
 
-    def padded() -> Tensor:
+    def pad_values() -> Tensor:
         return F.pad(v, (0, q.shape[-1] - value_dim))
 
     def by_torch(pad: bool, backend: SDPBackend | None) -> Tensor:
-        values = padded() if pad else v
+        values = pad_values() if pad else v
         inputs = (x.transpose(1, 2) for x in (q, k, values))
         with sdpa_kernel([*BACKENDS.values(), SDPBackend.MATH] if backend is None else [backend]):
             y = F.scaled_dot_product_attention(*inputs, is_causal=True, scale=scale)
         return y.transpose(1, 2)[..., :value_dim]
 
-    yield "phasor, as the layer calls it", lambda: attention(q, k, padded(), *how)[..., :value_dim]
+    yield "phasor, as the layer calls it", lambda: attention(q, k, pad_values(), *how)[..., :value_dim]
     for pad in (True, False):
         yield f"torch's choice{', padded' if pad else ''}", partial(by_torch, pad, None)
         if q.is_cuda:
             for name, backend in BACKENDS.items():
                 yield f"{name}{', padded' if pad else ''}", partial(by_torch, pad, backend)
     if q.is_cuda:
-        yield "phasor's Triton kernel, padded", lambda: flash_attention(q, k, padded(), *how)[..., :value_dim]
+        yield "phasor's Triton kernel, padded", lambda: flash_attention(q, k, pad_values(), *how)[..., :value_dim]
 
 
 def train_rows(study: Study) -> None:

@@ -25,6 +25,8 @@ from phasor.transformer import Transformer
 def fused_why_not(spec: StepSpec) -> str | None:
     model, weight = spec.model, spec.weight
     reason = cuda_graph.model_why_not(model) or fused.fused_step_why_not(model, weight)
+    if reason is None and spec.compile and fused.runs_modules(model):
+        return "some sub-layers run as modules, which generate(compile=True) compiles"
     return reason or cuda_graph.autocast_why_not(weight) or cuda_graph.spec_why_not(spec)
 
 

@@ -110,6 +110,12 @@ def fused_layers(stack: Stack, why_not: Callable[[Layer, Block], str | None]) ->
     return [(layer, block) for layer, block in layers_of(stack) if why_not(layer, block) is None]
 
 
+def runs_modules(model: Transformer) -> bool:
+    """Whether the step runs a sub-layer as the module it is, since no kernel computes it."""
+    layers = layers_of(cast(Stack, model.decoder))
+    return any(attention_why_not(*each) is not None or network_why_not(*each) is not None for each in layers)
+
+
 def linears_of(stack: Stack) -> list[Any]:
     """The projections of a decoder that kernels compute."""
     attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
@@ -181,7 +187,8 @@ class FusedStep:
         self.one_row: Any = experts_one_row
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
-        small = dtype == torch.bfloat16 and all(isinstance(part, QuantizedLinear) for part in linears_of(stack))
+        linears = linears_of(stack)
+        small = dtype == torch.bfloat16 and linears and all(isinstance(part, QuantizedLinear) for part in linears)
         most = gemv.MAX_GEMV_ROWS_QUANTIZED if small else gemv.MAX_GEMV_ROWS
         self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
         self.pdl = supports_pdl(device)
@@ -314,12 +321,12 @@ class FusedStep:
         """`x += multiplier * network(norm(x))`, the shared expert's part after its hidden features are computed."""
         if network.shared is not None:
             hidden = self.feed(x, network.shared, norm)
-            self.add_routed(x, network, norm)
+            self.add_top_experts(x, network, norm)
             self.add(hidden, network.shared.down, x)
         else:
-            self.add_routed(x, network, norm)
+            self.add_top_experts(x, network, norm)
 
-    def add_routed(self, x: Tensor, network: Experts, norm: nn.Module) -> None:
+    def add_top_experts(self, x: Tensor, network: Experts, norm: nn.Module) -> None:
         """`x += multiplier * experts(norm(x))`, of the experts that the router chooses."""
         if len(x) > MAX_EXPERT_ROWS:
             y = norm(x)

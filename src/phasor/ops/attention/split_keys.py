@@ -6,8 +6,6 @@ any scheme read their keys and values once, and no more of a cache than is in us
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,29 +13,12 @@ from phasor.ops import dispatch
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.attention.sdpa import PIECES, RELATIVE_VALUES, one_call_why_not
+from phasor.ops.attention.split_keys_args import SplitKeysArgs
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import compute_dtype, needs_grad
 
 MAX_SDPA_HEAD_DIM = 256  # for which SDPA has a kernel that splits keys
 MAX_KEY_DIM = 1024
-
-
-class SplitKeysArgs(NamedTuple):
-    """Queries `[B, H, D]`, keys `[B, S, K, D]` and values `[B, S, K, E]`, and what decides over their scores.
-
-    `visible` `[B or 1, S]` hides keys, and so does `last` `[B or 1]`: all behind that index, which are not read.
-    `bias` `[B or 1, H or 1, S]` is added to the scores. A `softcap` of 0 is none.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    visible: Tensor | None
-    bias: Tensor | None
-    last: Tensor | None
-    sink_logits: Tensor | None
-    scale: float
-    softcap: float
 
 
 def split_keys_why_not(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> str | None:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.attention.split_keys import SplitKeysArgs
+from phasor.ops.attention.split_keys_args import SplitKeysArgs
 from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2, stride_or_0
 from phasor.ops.online_softmax import online_softmax
 
@@ -50,13 +50,13 @@ def split_keys_kernel(
     scale, softcap, num_keys, num_heads, group_size, head_tiles, num_splits,
     stride_qb, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_mb, stride_bb, stride_bh, stride_bt, stride_lb,
-    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, SHARED: tl.constexpr, USE_SOFTCAP: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, USE_SHARED: tl.constexpr, USE_SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """A tile of the heads that share a key, over one split of a row's keys: its average of values, and its logsumexp.
 
-    With SHARED the values are the last features of the keys, and are read once for both.
+    With USE_SHARED the values are the last features of the keys, are read once for both, and KEY_DIM are the others.
     """
     split, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     kv_head, tile = tl.program_id(1) // head_tiles, tl.program_id(1) % head_tiles
@@ -69,31 +69,29 @@ def split_keys_kernel(
     in_group = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     head, real = kv_head * group_size + in_group, in_group < group_size
     offs_k, offs_v = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    # Features of keys that are none of the values, and those of the values.
-    APART: tl.constexpr = KEY_DIM - VALUE_DIM if SHARED else KEY_DIM
     q_ptrs = q_ptr + row * stride_qb + head[:, None] * stride_qh
-    q = tl.load(q_ptrs + offs_k[None, :], mask=real[:, None] & (offs_k < APART)[None, :], other=0.0)
-    if SHARED:
+    q = tl.load(q_ptrs + offs_k[None, :], mask=real[:, None] & (offs_k < KEY_DIM)[None, :], other=0.0)
+    if USE_SHARED:
         q_mask = real[:, None] & (offs_v < VALUE_DIM)[None, :]
-        q_value = tl.load(q_ptrs + APART + offs_v[None, :], mask=q_mask, other=0.0)
+        q_value = tl.load(q_ptrs + KEY_DIM + offs_v[None, :], mask=q_mask, other=0.0)
     k_ptr += row * stride_kb + kv_head * stride_kh
     v_ptr += row * stride_vb + kv_head * stride_vh
 
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    if sink_logits_ptr is not None and split == 0:  # scores without a value
-        m_i = tl.load(sink_logits_ptr + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
-        l_i += 1.0
+    if sink_logits_ptr is not None:  # scores without a value, in the first split
+        sink = tl.load(sink_logits_ptr + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+        m_i, l_i = tl.where(split == 0, sink, m_i), tl.where(split == 0, l_i + 1.0, l_i)
     for start in tl.range(begin, stop, BLOCK_N, num_stages=NUM_STAGES):
         slots = start + tl.arange(0, BLOCK_N)
         visible, rows = slots < stop, slots.to(tl.int64)[:, None]
-        k_mask = visible[:, None] & (offs_k < APART)[None, :]
+        k_mask = visible[:, None] & (offs_k < KEY_DIM)[None, :]
         k = tl.load(k_ptr + rows * stride_kt + offs_k[None, :], mask=k_mask, other=0.0)
         v_mask = visible[:, None] & (offs_v < VALUE_DIM)[None, :]
         v = tl.load(v_ptr + rows * stride_vt + offs_v[None, :], mask=v_mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if SHARED:
+        if USE_SHARED:
             scores = tl.dot(q_value, tl.trans(v), scores, input_precision="ieee")
         scores *= scale
         if USE_SOFTCAP:
@@ -145,6 +143,7 @@ def forward(args: SplitKeysArgs, tiles: SplitKeysTiles | None = None) -> Tensor:
     q, k, v = args.q, args.k, args.v
     (rows, num_heads, key_dim), (num_keys, kv_heads), value_dim = q.shape, k.shape[1:3], v.shape[-1]
     group_size, shared = num_heads // kv_heads, values_are_in_keys(k, v)
+    apart = key_dim - value_dim if shared else key_dim
     tiles = tiles or choose_split_keys_tiles(group_size, value_dim, k.element_size(), shared=shared)
     head_tiles = cdiv(group_size, tiles.block_m)
     programs = TARGET_PROGRAMS // (rows * kv_heads * head_tiles)
@@ -163,9 +162,9 @@ def forward(args: SplitKeysArgs, tiles: SplitKeysTiles | None = None) -> Tensor:
         q, tensors, (splits, kv_heads * head_tiles, rows), scale=args.scale, softcap=args.softcap or 1.0,
         num_keys=num_keys, num_heads=num_heads, group_size=group_size, head_tiles=head_tiles, num_splits=splits,
         **strides, stride_lb=0 if args.last is None else stride_or_0(args.last, 0),
-        KEY_DIM=key_dim, VALUE_DIM=value_dim, SHARED=shared, USE_SOFTCAP=args.softcap > 0,
+        KEY_DIM=apart, VALUE_DIM=value_dim, USE_SHARED=shared, USE_SOFTCAP=args.softcap > 0,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-        BLOCK_K=max(16, next_power_of_2(key_dim - value_dim if shared else key_dim)),
+        BLOCK_K=max(16, next_power_of_2(apart)),
         BLOCK_V=max(16, next_power_of_2(value_dim)), NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps,
     )  # fmt: skip
     if lse is not None:
