@@ -23,13 +23,9 @@ Kernels share one legend of names:
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features
 - `ACTIVATION CENTERED GLU BIAS`: which activation, LayerNorm or RMSNorm, gated or not, what is added to scores
-<<<<<<< HEAD
-- `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys;
-  `ONE_BLOCK ONE_TILE`: whether a tile has one block, and all blocks are in one tile
-=======
-- `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides keys
+- `BLOCK SLOTS CAUSAL` in sparse attention: the tokens of a key block, the tiles a query is in, whether order hides
+  keys; `ONE_BLOCK ONE_TILE`: whether a tile has one block, and all blocks are in one tile
 - `KEY_DIM VALUE_DIM` over split keys: the features of a key, those that are values too left out, and of a value
->>>>>>> e039a9a (Fused steps leave modules to generate(compile=True); docs, changelog and names of the new kernels)
 - `CHUNK KEY_DIM VALUE_DIM` in linear attention: the tokens of a chunk, the features of a key and of a value, of which
   `BLOCK_K` and `BLOCK_V` are tiles; `IS_DELTA`: the delta rule or retention; `IS_TRANSITION`: tokens write nothing;
   `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token
