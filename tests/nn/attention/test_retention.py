@@ -158,7 +158,7 @@ def test_speculative_decoding_goes_back_to_earlier_states(hybrid):
     assert list(phasor.generate(hybrid, prompt, max_new_tokens=20, draft=build(tiny("rotary"), seed=3))) == greedy
 
 
-@pytest.mark.parametrize("scheme", ["alibi", "xpos", "selective", "selfextend", "shaw", "forget"])
+@pytest.mark.parametrize("scheme", ["alibi", "xpos", "accumulated", "selfextend", "shaw", "forget"])
 def test_positions_that_need_the_keys_are_refused(scheme):
     with pytest.raises(ValueError, match=f"each by its own alone, and not '{scheme}'"):
         tiny(scheme, attention="retention")
