@@ -165,10 +165,9 @@ def ways(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Callable[[], Te
 
     def by_torch(pad: bool, backend: SDPBackend | None) -> Tensor:
         values = pad_values() if pad else v
+        queries, keys, values = (x.transpose(1, 2) for x in (q, k, values))
         with sdpa_kernel([*BACKENDS.values(), SDPBackend.MATH] if backend is None else [backend]):
-            y = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), values.transpose(1, 2), is_causal=True, scale=scale
-            )
+            y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
         return y.transpose(1, 2)[..., :value_dim]
 
     yield "phasor, as the layer calls it", lambda: attention(q, k, pad_values(), *how)[..., :value_dim]
