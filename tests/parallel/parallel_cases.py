@@ -56,6 +56,11 @@ MODELS = {
         "position": "rotary",
         "attention": {"kind": "latent", "q_rank": 12, "indexer": {"num_heads": 5, "head_dim": 6, "top_k": 7}},
     },
+    "states": {
+        "position": "rotary",
+        "layers": [{"attention": "gated-delta"}, {"attention": "retention"}, {"attention": "mamba2"}, {}],
+        "num_layers": 4,
+    },
     "learned slopes": {"position": {"kind": "alibi", "learned": True}},
     "chunked": {"position": "rotary", "attention": {"sparse": {"kind": "chunked", "chunk": 5}}},
     "strided": {

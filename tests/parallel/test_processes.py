@@ -58,6 +58,7 @@ FAST = {
     "context and tensor": [
         ("encoder-decoder", "accumulated"),
         ("latent", ""),
+        ("states", ""),
         ("indexer", ""),
         ("deepnorm", ""),
         ("windows and sinks", ""),

@@ -101,8 +101,12 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         return {}
 
     def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
-        """Elements of a token in a cache, which context parallelism gathers, on one of `tensor` processes."""
+        """Elements of a token in a cache, on one of `tensor` processes."""
         return sum(prod(cached.shape) for cached in self.cached_per_token(model).values()) // tensor
+
+    def gathered_elements(self, model: ModelConfig, tensor: int = 1) -> int:
+        """Elements of a token that context parallelism gathers, on one of `tensor` processes."""
+        return self.cached_elements(model, tensor)
 
     def weights(self, model: ModelConfig, *, cross: bool = False) -> Weights:
         """The weights by their names in the module, with the dimensions that tensor parallelism cuts."""

@@ -87,6 +87,10 @@ class RecurrentAttentionConfig(AttentionConfig):
     def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:
         return {}
 
+    def gathered_elements(self, model: ModelConfig, tensor: int = 1) -> int:
+        """The inputs of the convolution; states are few."""
+        return 0 if self.conv_width is None else self.sizes(model).channels // tensor
+
     def cached_per_sequence(self, model: ModelConfig) -> dict[str, CachedTensor]:
         """The state of every head, and the last inputs of the convolution."""
         sizes = self.sizes(model)

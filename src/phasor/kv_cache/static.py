@@ -5,7 +5,7 @@ So one compiled graph or one CUDA graph serves all steps of one token per row, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -131,7 +131,9 @@ class StaticKVCache:
         for layout, table in self.positions.items():
             slot = layout.slots_of(self.counts)
             held = None if layout.window is None else layout.token_index(self.counts + 1, layout.slots)
-            causal = Mask(causal=True, query_index=self.counts[:, None], key_index=held)
+            causal = Mask(causal=True)
+            if not layout.state:
+                causal = replace(causal, query_index=self.counts[:, None], key_index=held)
             per_layout[layout] = causal, write_slot(table, slot, seq.rows.expand(len(slot), 1)), slot
         steps = []
         for layout, tensors, states in zip(self.layouts, self.layers, self.states, strict=True):

@@ -15,6 +15,9 @@ from torch import Tensor
 from phasor.ops.attention import Mask
 from phasor.ops.custom_op import custom_op
 
+# Given queries, keys, values and gates, the state before them and where documents begin: outputs and the last state.
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+
 
 @custom_op("phasor::cumsum_int64")
 def cumsum_int64(x: Tensor) -> Tensor:
@@ -63,6 +66,12 @@ class LayerStep:
         if self.states is not None:
             for name, x in new.items():
                 self.states[name].copy_(x.detach())
+
+    def recur(self, recurrence: Recurrence, *tensors: Tensor, starts: Tensor | None) -> Tensor:
+        """What a recurrence gives for the tokens of this call, of tensors `[B, H, T, ...]`; its state is kept."""
+        y, state = recurrence(*tensors, state=self.state("state"), starts=starts)
+        self.store(state=state)
+        return y
 
     def cumsum(self, x: Tensor) -> Tensor:
         """The sum of `x` `[B, T, ...]` over the tokens of this call up to each of them."""

@@ -1,19 +1,22 @@
 """The context axis: rows of tokens cut over processes, which gather the keys and values of whole rows.
 
 Each process takes a chunk from the front of a row and one from its back, so that under a causal mask all of them see
-about as many keys. Positions, documents and masks are those of the whole row.
+about as many keys. Positions, documents and masks are those of the whole row. Layers with a state gather what every
+chunk makes of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.kv_cache.protocol import EncoderOutput
-from phasor.nn.layer_step import LayerStep, cumsum_tokens
+from phasor.nn.layer_step import LayerStep, Recurrence, cumsum_tokens
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask
 from phasor.parallel.exchange import Axis, gather_tokens
@@ -36,6 +39,25 @@ class GatheredLayer(LayerStep):
         together = self._gather(torch.cat(tuple(new.values()), dim=-1))  # one exchange
         return together.split([x.shape[-1] for x in new.values()], dim=-1)
 
+    def recur(self, recurrence: Recurrence, *tensors: Tensor, starts: Tensor | None) -> Tensor:
+        """Every chunk says what it makes of any state; the state before a chunk of this process follows from those.
+
+        What a chunk makes of a state is an affine function: its matrix is what it leaves of the identity where values
+        are zero, and is computed beside its state, as more features of values.
+        """
+        heads = [x.chunk(2, dim=2) for x in tensors]
+        begins = (None, None) if starts is None else starts.chunk(2, dim=1)
+        chunks = [(tuple(x[i] for x in heads), begins[i]) for i in range(2)]
+        affine = [append_transition(recurrence, *given, starts=first) for given, first in chunks]
+        order = chunk_order(2 * self.axis.size, self.axis.size, self.order.device)
+        every = gather_tokens(torch.stack(affine, dim=1), self.axis, order.argsort(), order)
+        before = list(states_before(every, tensors[2].shape[-1]))
+        own = self.axis.index, 2 * self.axis.size - 1 - self.axis.index
+        outputs = [
+            recurrence(*given, state=before[i], starts=first)[0] for i, (given, first) in zip(own, chunks, strict=True)
+        ]
+        return torch.cat(outputs, dim=2)
+
     def cumsum(self, x: Tensor) -> Tensor:
         own = self.inverse.chunk(self.axis.size)[self.axis.index]
         return cumsum_tokens(self._gather(x))[:, own]
@@ -43,6 +65,30 @@ class GatheredLayer(LayerStep):
     def _gather(self, x: Tensor) -> Tensor:
         """What all tokens of the rows have, in their order."""
         return gather_tokens(x, self.axis, self.order, self.inverse)
+
+
+def append_transition(
+    recurrence: Recurrence, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, starts: Tensor | None
+) -> Tensor:
+    """What a chunk makes of a state: `[B, H, key, value]` that it adds, and behind it a matrix `[B, H, key, key]`."""
+    key, value = k.shape[-1], v.shape[-1]
+    identity = torch.eye(key, dtype=torch.promote_types(v.dtype, torch.float32), device=v.device)
+    before = F.pad(identity, (value, 0)).expand(*v.shape[:2], key, value + key)
+    after: Tensor = recurrence(q, k, F.pad(v, (0, key)), *gates, state=before, starts=starts)[1]
+    return after
+
+
+def states_before(affine: Tensor, value: int) -> Iterator[Tensor]:
+    """The state before each chunk of a row, by what all chunks `[B, N, H, key, value + key]` make of one.
+
+    >>> [float(state) for state in states_before(torch.tensor([3.0, 0.5]).expand(1, 3, 1, 1, 2), 1)]
+    [0.0, 3.0, 4.5]
+    """
+    state = torch.zeros_like(affine[:, 0, ..., :value])
+    for chunk in affine.unbind(1):
+        yield state
+        added, matrix = chunk.tensor_split((value,), dim=-1)
+        state = matrix @ state + added
 
 
 class GatheredKV:

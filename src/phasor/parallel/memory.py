@@ -231,10 +231,10 @@ class MemoryCosts:
         return elements * ACTIVATION_BYTES + norms + log_sums + attentions * self.row_keys(layer, mesh, rows)
 
     def row_keys(self, layer: Layer, mesh: Mesh, rows: MicroBatches) -> int:
-        """Bytes of the keys and values of whole rows, which attention gathers over the context axis."""
+        """Bytes of the keys and values of whole rows, which attention gathers over the context axis, or the like."""
         if mesh.context == 1:
             return 0
-        width = layer.attention.cached_elements(self.model, mesh.tensor)
+        width = layer.attention.gathered_elements(self.model, mesh.tensor)
         return rows.rows * rows.length * width * ACTIVATION_BYTES
 
     def gathered_keys(self, mesh: Mesh, rows: MicroBatches) -> int:

@@ -112,9 +112,6 @@ def mesh_why_not(
             f"{row.format(length)} is not divisible by 2 x {prefix}context x {prefix}tensor = {cut}: "
             f"{length // cut * cut or cut:,} would be"
         )
-    attentions = dict.fromkeys(model.layer(index).attention for index in range(max(1, len(model.layers))))
-    if mesh.context > 1 and (kind := next((a.kind for a in attentions if a.keeps_state), None)):
-        return f"the state of {kind} attention goes from token to token of a whole row: {prefix}context can be 1"
     if mesh.tensor == 1:
         return None
     if model.embedding.per_layer_width is not None:

@@ -12,7 +12,6 @@ from phasor.kv_cache.static import StaticKVCache
 from phasor.models.windows import window_config
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
-from phasor.parallel.mesh import Mesh, mesh_why_not
 
 SAME = 1e-12  # float64, of the largest value: the same sums in another order
 CLOSE = 1e-6  # float32, of the largest value: the rounding of sums over rows of 11 tokens
@@ -250,9 +249,6 @@ def test_what_it_cannot_do_is_refused():
         window_config(tiny("none", attention=DELTA), 4)
     windowed = window_config(tiny("rotary", **HYBRID), 4)
     assert [windowed.layer(i).attention.window for i in range(3)] == [None, None, 4]
-    assert mesh_why_not(tiny("rotary", **HYBRID), Mesh(context=2), 64) == (
-        "the state of gated-delta attention goes from token to token of a whole row: context can be 1"
-    )
 
 
 def test_its_cost_does_not_grow_with_the_keys():

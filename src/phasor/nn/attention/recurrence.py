@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from phasor.nn.layer_step import LayerStep
 from phasor.ops.attention import Mask
 from phasor.ops.attention.mask import PreparedMask
 from phasor.ops.linear_attention import causal_convolution
@@ -18,13 +19,16 @@ class TokenScan:
 
     `starts`, `[B, T]`, is True where a document begins, and None where there is one in each row; `order` and `inverse`
     are the indices of tokens in the order of the scan, and back, and `real` says which of those are no padding, all
-    `[B, T]` and None without padding.
+    `[B, T]` and None without padding. Where rows are cut over processes, padding stays where it is: `rows` is the scan
+    of whole rows, of which this process has the tokens `own`, `[T]`.
     """
 
     starts: Tensor | None = None
     order: Tensor | None = None
     inverse: Tensor | None = None
     real: Tensor | None = None
+    rows: TokenScan | None = None
+    own: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """Tokens `[B, T, ...]` in the order of the scan."""
@@ -40,8 +44,20 @@ class TokenScan:
             return values
         return tuple(x * self.real.view(*self.real.shape, *[1] * (x.dim() - 2)) for x in values)
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The causal convolution of `x [B, T, C]`, and the last inputs `[B, W - 1, C]` of each row, without padding."""
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, step: LayerStep) -> Tensor:
+        """The causal convolution of `x [B, T, C]` after the inputs before this call; the last ones are kept."""
+        if self.rows is not None:
+            (x,) = step.update(inputs=x)
+            y, _ = self.rows.convolve_rows(self.rows.enter(x), weight, bias, None)
+            return self.rows.leave(y)[:, self.own]
+        y, last = self.convolve_rows(x, weight, bias, step.state("inputs"))
+        step.store(inputs=last)
+        return y
+
+    def convolve_rows(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and the last inputs `[B, W - 1, C]` of each row, without padding."""
         y, last = causal_convolution(x, weight, bias, state, self.starts)
         if self.real is None:
             return y, last
@@ -54,6 +70,11 @@ class TokenScan:
             documents = torch.cat((self.starts.new_zeros(len(x), kept), self.starts), dim=1).cumsum(1)
             last = last * (documents.gather(1, index) == documents.amax(1, keepdim=True))[..., None]
         return y, last
+
+    def cut(self, own: Tensor) -> TokenScan:
+        """The scan of some tokens `[T]` of whole rows, which stay in their order."""
+        starts, real = (None if x is None else self.leave(x)[:, own] for x in (self.starts, self.real))
+        return TokenScan(starts=starts, real=real, rows=self, own=own)
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
@@ -70,7 +91,7 @@ def prepare_scan(mask: Mask, kind: str) -> Mask:
     """
     if mask.prefix_length is not None:
         raise ValueError(f"prefix_length is for models without {kind} attention, whose tokens see none after them")
-    scan, real, documents = TokenScan(), mask.key_mask, mask.query_document_ids
+    scan, real, documents = TokenScan(), mask.key_mask, mask.key_document_ids
     if real is not None:
         order = (~real).to(torch.int8).argsort(dim=1, stable=True)
         scan = TokenScan(None, order, order.argsort(dim=1), real.gather(1, order))
@@ -79,4 +100,6 @@ def prepare_scan(mask: Mask, kind: str) -> Mask:
         starts = torch.zeros_like(documents, dtype=torch.bool)
         starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
         scan = TokenScan(starts if scan.real is None else starts & scan.real, scan.order, scan.inverse, scan.real)
+    if mask.query_index is not None:
+        scan = scan.cut(mask.query_index[0])
     return mask.attach(PreparedMask(scan=scan))

@@ -60,9 +60,7 @@ class RecurrentAttention(Attention):
         shared = heads // key_heads * value
         inputs, z, gates = by_head.tensor_split((2 * key + shared, 2 * (key + shared)), dim=-1)
         if self.convolution is not None:
-            convolution = self.convolution, self.convolution_bias, step.state("inputs")
-            inputs, last = scan.convolve(inputs.flatten(-2), *convolution)
-            step.store(inputs=last)
+            inputs = scan.convolve(inputs.flatten(-2), self.convolution, self.convolution_bias, step)
             inputs = F.silu(inputs).unflatten(-1, (key_heads, -1))
         q, k, v = inputs.split((key, key, shared), dim=-1)
         v, z = (x.flatten(-2).unflatten(-1, (heads, value)) for x in (v, z))
@@ -74,14 +72,14 @@ def heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
-def draw_time_scales(A_log: Tensor, dt_bias: Tensor, least: float) -> None:
+def draw_time_scales(log_rate: Tensor, dt_bias: Tensor, least: float) -> None:
     """Draw decays of many time scales, as in Mamba-2: rates from `least` on, and times per token.
 
-    >>> A_log, dt_bias = torch.zeros(2, 9)
-    >>> draw_time_scales(A_log, dt_bias, 1.0)
-    >>> bool((A_log >= 0).all() and (torch.nn.functional.softplus(dt_bias) <= 0.1001).all())
+    >>> log_rate, dt_bias = torch.zeros(2, 9)
+    >>> draw_time_scales(log_rate, dt_bias, 1.0)
+    >>> bool((log_rate >= 0).all() and (torch.nn.functional.softplus(dt_bias) <= 0.1001).all())
     True
     """
-    A_log.uniform_(least, LARGEST_DECAY).log_()
+    log_rate.uniform_(least, LARGEST_DECAY).log_()
     time = dt_bias.uniform_(*map(math.log, TIMES)).exp_()
     time.add_(torch.log(-torch.expm1(-time)))  # softplus of the bias is the time

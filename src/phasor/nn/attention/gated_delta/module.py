@@ -41,9 +41,7 @@ class GatedDeltaAttention(RecurrentAttention, config=GatedDeltaAttentionConfig):
         q, k, v, z, _ = self.project(x, scan, ctx.step)
         q, k = normalize(q) * self.sizes.key**-0.5, normalize(k)
         k, beta, log_decay = scan.without_padding(k, *self.strength_and_decay(x))
-        q, k, v, log_decay, beta = heads_first(q, k, v, log_decay, beta)
-        y, state = gated_delta(q, k, v, log_decay, beta, ctx.step.state("state"), scan.starts)
-        ctx.step.store(state=state)
+        y = ctx.step.recur(gated_delta, *heads_first(q, k, v, log_decay, beta), starts=scan.starts)
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
 

@@ -42,8 +42,7 @@ class Mamba2Attention(RecurrentAttention, config=Mamba2AttentionConfig):
         k, time = scan.without_padding(k, time)
         written = (time[..., None] * v).to(v.dtype)
         log_decay = -at_least_float32(self.A_log).exp() * time
-        y, state = retention(*heads_first(q, k, written, log_decay), ctx.step.state("state"), scan.starts)
-        ctx.step.store(state=state)
+        y = ctx.step.recur(retention, *heads_first(q, k, written, log_decay), starts=scan.starts)
         y = (y.transpose(1, 2) + self.D[:, None] * v) * F.silu(z)  # [B, T, H, value]
         y = self.norm(y.flatten(-2).unflatten(-1, (self.sizes.key_heads, -1)))  # [B, T, K, H / K value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]

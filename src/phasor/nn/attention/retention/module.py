@@ -34,8 +34,7 @@ class Retention(RecurrentAttention, config=RetentionAttentionConfig):
         q = scan.enter(ctx.position.on_query(scan.leave(q), ctx.prepared)) * self.sizes.key**-0.5
         k = scan.enter(ctx.position.on_key(scan.leave(k), ctx.prepared))
         k, log_decay = scan.without_padding(k, self.log_decays(x).expand(*x.shape[:2], -1))
-        y, state = retention(*heads_first(q, k, v, log_decay), ctx.step.state("state"), scan.starts)
-        ctx.step.store(state=state)
+        y = ctx.step.recur(retention, *heads_first(q, k, v, log_decay), starts=scan.starts)
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
 
