@@ -7,7 +7,7 @@ from schemes import SCHEMES, build, tiny, tokens
 import phasor
 from phasor.config import LayerConfig
 from phasor.config.parameters import parameters_of
-from phasor.generation.runners.fused import model_why_not
+from phasor.generation.runners.fused import attention_why_not, layers_of, model_why_not
 from phasor.kv_cache.static import StaticKVCache
 from phasor.lab.rotary_model import rotary_models
 from phasor.models.family import differences
@@ -86,8 +86,11 @@ def test_the_lab_shows_a_scheme_for_each_width():
     assert [(model.head_dim, layers) for model, layers in rotary_models(mixed("rotary"))] == [(12, (0,)), (8, (1,))]
 
 
-def test_the_fused_step_says_why_it_does_not_run():
-    assert model_why_not(build(mixed("rotary"))) == "the heads of some layers are not the model's"
+def test_layers_with_other_heads_are_modules_of_the_fused_step():
+    model = build(mixed("rotary"))
+    assert model_why_not(model) is None
+    reasons = [attention_why_not(*each) for each in layers_of(model.decoder)]
+    assert reasons == ["the heads of some layers are not the model's", None]
 
 
 def test_heads_that_do_not_fit_are_refused():

@@ -15,6 +15,7 @@ from phasor.config import AttentionConfig
 from phasor.config.cached import CachedTensor
 from phasor.config.parameters import parameters_of
 from phasor.config.weights import linear, with_prefixes
+from phasor.generation.runners.fused import attention_why_not, layers_of, model_why_not
 from phasor.inspect.kinds import describe_kinds
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.attention.base import Attention, attend, build_attention
@@ -243,10 +244,10 @@ def test_what_a_kind_does_not_have_is_refused(attention):
         attention.with_window(4, 0, False)
     with pytest.raises(ValueError, match="unknown field of WideValuesConfig 'window'"):
         tiny("rotary", attention={"kind": "wide-values", "window": 4})
-    reasons = dict(
-        next(op for op in phasor.backends(tiny("rotary", attention=attention)).ops if "step" in op.op).why_not
-    )
-    assert any("no decode kernel has WideValues" in reason for reason in reasons.values())
+    model = build(tiny("rotary", attention=attention))
+    assert model_why_not(model) is None
+    reasons = [attention_why_not(*each) for each in layers_of(model.decoder)]
+    assert all("no decode kernel has WideValues" in reason for reason in reasons)
 
 
 def test_a_mapping_without_a_kind_is_softmax_attention():

@@ -87,10 +87,11 @@ def model_why_not(model: Transformer) -> str | None:
 
 def has_other_parts(model: Transformer) -> bool:
     """Whether a part is not what the configuration builds, such as a projection with an adapter."""
-    kinds = {type(part) for part in model.modules()} - set(TORCH_MODULES)
+    stack = cast(Stack, model.decoder)
+    as_modules = {part for sub_layer in sub_layers_as_modules(stack) for part in sub_layer.modules()}
+    kinds = {type(part) for part in model.modules() if part not in as_modules} - set(TORCH_MODULES)
     if any(not kind.__module__.startswith("phasor.") for kind in kinds):
         return True
-    stack = cast(Stack, model.decoder)
     attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
     norms = [stack.norm, *(norm for block in stack.blocks for norm in cast(Block, block).residual.norms)]
     norms += [norm for x in attentions if x.has_qk_norm for norm in (x.q_norm, x.k_norm)]
@@ -112,8 +113,14 @@ def fused_layers(stack: Stack, why_not: Callable[[Layer, Block], str | None]) ->
 
 def runs_modules(model: Transformer) -> bool:
     """Whether the step runs a sub-layer as the module it is, since no kernel computes it."""
-    layers = layers_of(cast(Stack, model.decoder))
-    return any(attention_why_not(*each) is not None or network_why_not(*each) is not None for each in layers)
+    return bool(sub_layers_as_modules(cast(Stack, model.decoder)))
+
+
+def sub_layers_as_modules(stack: Stack) -> list[nn.Module]:
+    """The attention and feed-forward networks that no kernel computes."""
+    layers = layers_of(stack)
+    attentions: list[nn.Module] = [each[1].attention for each in layers if attention_why_not(*each) is not None]
+    return attentions + [each[1].feedforward for each in layers if network_why_not(*each) is not None]
 
 
 def linears_of(stack: Stack) -> list[Any]:
