@@ -21,6 +21,7 @@ from phasor.ops.attention import Bias, Mask, ScoreMod, TokenBias, attention
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # sums of some thousand terms, rounded at the end
 CHECKED = 64  # queries whose result is compared; a whole reference would be a matrix of queries by keys
 ROUNDING = 1e-9  # of the largest gradient in float64: what is below it is zero in exact arithmetic
+DIRECTIONS = 4  # of gradients that are compared
 LARGEST = 1 << 28  # elements of a mask or bias that an implementation may hold
 
 Call = Callable[[], Tensor]  # gives [1, T, H, D]
@@ -180,14 +181,20 @@ def gradient_errors(
 ) -> tuple[float, float]:
     """The relative errors of a result and of its worst gradient against float64; `kept` are the tokens that count.
 
-    A gradient that is zero but for rounding, as that of a constant added to all scores, is compared with the largest.
+    Gradients of several random directions are compared together, since that of a single learned number may be small in
+    one of them by chance. A gradient that is zero but for rounding, as that of a constant added to all scores, is
+    compared with the largest.
     """
     y, expected = y[:, kept], expected[:, kept]
-    direction = torch.randn_like(expected)
-    found = torch.autograd.grad(y, inputs, direction.to(y.dtype))
-    reference = torch.autograd.grad(expected, exact, direction)
-    sizes = [float(b.norm()) for b in reference]
+    pairs: list[list[tuple[Tensor, Tensor]]] = []
+    for _ in range(DIRECTIONS):
+        direction = torch.randn_like(expected)
+        found = torch.autograd.grad(y, inputs, direction.to(y.dtype), retain_graph=True)
+        reference = torch.autograd.grad(expected, exact, direction, retain_graph=True)
+        pairs.append(list(zip(found, reference, strict=True)))
+    by_input = list(zip(*pairs, strict=True))
+    sizes = [float(torch.stack([b for _, b in each]).norm()) for each in by_input]
     scales = [size if size > ROUNDING * max(sizes) else max(sizes) for size in sizes]
-    differences = [float((a.double() - b).norm()) for a, b in zip(found, reference, strict=True)]
+    differences = [float(torch.stack([a.double() - b for a, b in each]).norm()) for each in by_input]
     worst = max(difference / scale for difference, scale in zip(differences, scales, strict=True))
     return relative_error([y], [expected]), worst if worst == worst else float("inf")
