@@ -360,3 +360,36 @@ def test_a_comparison_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_pa
     whole = compare(tmp_path / "whole", progress=Silent(), **options)
     for name in ("rows", "orders", "extension_orders", "positions", "fingerprint"):
         assert went_on[name] == whole[name]
+
+
+def test_attention_with_a_state_is_compared_beside_positions(tmp_path):
+    """At about as many weights, without a window, with positions where the kind takes them."""
+    given = {"data": write_texts(tmp_path / "texts.jsonl"), **OPTIONS}
+    names = ["gated-delta", "rotary", "rotary+retention", "mamba2"]
+    result = compare(tmp_path / "report", schemes=",".join(names), **given)
+    assert result["schemes"] == names
+    assert result["baseline"] == "rotary (window)"
+    labels = {row["extension"] for row in result["rows"]}
+    assert {name for name in labels if name.endswith("(window)")} == {"rotary (window)"}
+    assert all(result["names_zh"][name] != result["names"][name] for name in names)
+    for scheme, attention, position in (
+        ("rotary+retention", "retention", "rotary"),
+        ("gated-delta", "gated-delta", "none"),
+        ("rotary", "softmax", "rotary"),
+    ):
+        parsed = ComparedScheme(scheme, scheme)
+        assert (parsed.attention, parsed.position(8, 128)["kind"]) == (attention, position)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "why"),
+    [
+        ("gated-delta,mamba2", "layers with a state have none: give a scheme without them too"),
+        ("rotary+mamba2", "has positions, and mamba2 attention takes none: give mamba2"),
+        ("rotary,mamba2+retention", "names two kinds of attention, mamba2 and retention: give one"),
+        ("rotary,alibi+retention", "cannot be compared: retention takes positions that rotate queries and keys"),
+    ],
+)
+def test_what_layers_with_a_state_cannot_have_is_refused(tmp_path, schemes, why):
+    with pytest.raises(ValueError, match=why):
+        compare(tmp_path / "report", schemes=schemes, data=write_texts(tmp_path / "texts.jsonl"), **OPTIONS)

@@ -56,7 +56,8 @@ def check_variants(names: list[str]) -> None:
 def make_variant(config: ModelConfig, name: str, reach: int) -> Variant:
     """The configuration under a name; an extension is for a length of `reach` tokens.
 
-    An extension to the trained length or less leaves the positions as they are.
+    An extension to the trained length or less leaves the positions as they are, and a window those layers that keep a
+    state.
 
     >>> from phasor import preset
     >>> make_variant(preset("llama-2"), "window", 8192).config.attention.window
@@ -64,7 +65,8 @@ def make_variant(config: ModelConfig, name: str, reach: int) -> Variant:
     >>> make_variant(preset("llama-2"), "yarn", 8192).factor, make_variant(preset("llama-2"), "yarn", 2048).factor
     (2.0, 1.0)
     """
-    if name == OWN or (name == NONE and not config.extendable_position().extendable):
+    keys = any(not config.layer(index).attention.keeps_state for index in range(config.num_layers))
+    if name == OWN or (name == NONE and not config.extendable_position().extendable) or (name == WINDOW and not keys):
         return Variant(config)
     if name in (WINDOW, SINKS):
         sinks = SINK_TOKENS if name == SINKS else 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from phasor.config import PositionConfig
 from phasor.data.tasks import TASKS
-from phasor.evaluation.compare.schemes import JOIN, ComparedScheme
+from phasor.evaluation.compare.schemes import JOIN, ComparedScheme, state_kinds
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.intervals import binomial_interval, compare_lengths, paired_interval
 from phasor.evaluation.lengths import finite
@@ -35,7 +35,8 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
     labels = list(descriptions)
     plain = [scheme.name for scheme in settings.schemes]
     extended = next((scheme.name for scheme in settings.schemes if scheme.has_extensions), None)
-    baseline = f"{extended or plain[0]} ({WINDOW})"
+    with_window = [scheme.name for scheme in settings.schemes if scheme.attention == "softmax"]
+    baseline = f"{extended or with_window[0]} ({WINDOW})"
     rows = []
     for label in labels:
         for length in settings.lengths:
@@ -103,6 +104,8 @@ def gather_losses(
     for scheme in settings.schemes:
         each = [parts[scheme.name, seed] for seed in range(settings.seeds)]
         for extension in each[0]["names"]:
+            if extension == WINDOW and scheme.attention != "softmax":
+                continue  # a state has no window
             label = scheme.label(extension)
             descriptions[label] = describe_label(scheme, extension)
             for length in settings.lengths:
@@ -124,7 +127,7 @@ def describe_label(scheme: ComparedScheme, extension: str) -> Text:
     if scheme.label(extension) != scheme.name:
         return Text(f"{scheme.name}, {english}", f"{scheme.name}，{chinese.MODELS.get(extension, english)}")
     kinds = scheme.kind.split(JOIN)
-    texts = [read_texts(PositionConfig.kinds[kind]) for kind in kinds]
+    texts = [read_texts((PositionConfig.kinds | state_kinds())[kind]) for kind in kinds]
     lines = {language: [text[language]["summary"].rstrip(".") for text in texts] for language in ("en", "zh")}
     what = Text("; ".join(lines["en"]), "；".join(lines["zh"]))
     if scheme.method is None:

@@ -1,4 +1,7 @@
-"""The schemes of a comparison, by name: kinds of the registry, several in one layer, or with coupled positions."""
+"""The schemes of a comparison, by name: kinds of the registry, several in one layer, or with coupled positions.
+
+A kind of attention whose layers keep a state stands beside positions, or in their place.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phasor.config import Extension, PositionConfig
+from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.schema import fields, has_no_default, unknown
 from phasor.data.tasks import COUPLED, RANDOMIZED
 from phasor.evaluation.variants import NONE, OWN, SINKS
@@ -37,13 +40,21 @@ class ComparedScheme:
         1024
         >>> [part["kind"] for part in ComparedScheme("rotary+alibi", "rotary+alibi").position(64, 1024)["schemes"]]
         ['rotary', 'alibi']
+        >>> ComparedScheme("gated-delta", "gated-delta").position(64, 1024)
+        {'kind': 'none'}
         """
-        parts = [part.to_dict() for part in self.parts(trained, largest)]
+        parts = [part.to_dict() for part in self.parts(trained, largest)] or [{"kind": "none"}]
         return parts[0] if len(parts) == 1 else {"kind": "combined", "schemes": parts}
+
+    @property
+    def attention(self) -> str:
+        """The kind of attention: one with a state that the name has, or softmax attention."""
+        return next((kind for kind in self.kind.split(JOIN) if kind in state_kinds()), "softmax")
 
     def parts(self, trained: int, largest: int) -> list[PositionConfig]:
         """The schemes in the layers of a model that is trained at one length and tested up to another."""
-        return [PositionConfig.kinds[kind].for_lengths(trained, largest) for kind in self.kind.split(JOIN)]
+        kinds = (kind for kind in self.kind.split(JOIN) if kind in PositionConfig.kinds)
+        return [PositionConfig.kinds[kind].for_lengths(trained, largest) for kind in kinds]
 
     def table_rows(self, trained: int, largest: int) -> int | None:
         """How many positions have a learned vector on the input; None of a scheme without such a table.
@@ -92,6 +103,7 @@ def model_fields(
         **sizes,
         "max_length": max_length,
         "position": scheme.position(trained, largest),
+        "attention": scheme.attention,
         "embedding": {"tied": True, "scale": "sqrt" if scheme.table_rows(trained, largest) is None else 1.0},
         "init": "xavier",
     }
@@ -106,6 +118,15 @@ def applies(extension: type[Extension]) -> bool:
 def comparable_kinds() -> list[str]:
     """The kinds of positions that rows of text can have."""
     return [kind for kind, cls in PositionConfig.kinds.items() if comparison_why_not(cls) is None]
+
+
+def state_kinds() -> dict[str, type[AttentionConfig]]:
+    """The kinds of attention whose layers keep a state.
+
+    >>> sorted(state_kinds())
+    ['gated-delta', 'mamba2', 'retention']
+    """
+    return {kind: cls for kind, cls in AttentionConfig.kinds.items() if cls.keeps_state}
 
 
 def comparison_why_not(cls: type[PositionConfig]) -> str | None:
@@ -131,12 +152,18 @@ def parse_schemes(given: str | Sequence[str], task: str | None) -> tuple[Compare
 def parse_scheme(name: str, task: str | None) -> ComparedScheme:
     kind, mark, option = name.partition(":")
     parts = kind.split(JOIN)
-    for part in parts:
+    for part in (part for part in parts if part not in state_kinds()):
         if part not in PositionConfig.kinds:
-            raise unknown("scheme", part, [*PositionConfig.kinds, ALL], PositionConfig.former_kinds)
+            raise unknown("scheme", part, [*PositionConfig.kinds, *state_kinds(), ALL], PositionConfig.former_kinds)
         reason = comparison_why_not(PositionConfig.kinds[part])
         if reason is not None:
             raise ValueError(f"the scheme {part!r} cannot be compared: {reason}")
+    kept = [part for part in parts if part in state_kinds()]
+    if len(kept) > 1:
+        raise ValueError(f"the scheme {name!r} names two kinds of attention, {kept[0]} and {kept[1]}: give one")
+    taken = [part for part in parts if part not in kept]
+    if taken and kept and not state_kinds()[kept[0]].takes_positions:
+        raise ValueError(f"the scheme {name!r} has positions, and {kept[0]} attention takes none: give {kept[0]}")
     if not mark:
         return ComparedScheme(name, kind)
     if option not in (COUPLED, RANDOMIZED):
@@ -145,6 +172,6 @@ def parse_scheme(name: str, task: str | None) -> ComparedScheme:
         takes = "the task addition" if option == COUPLED else "tasks"
         what = "text" if task is None else f"the task {task!r}"
         raise ValueError(f"the scheme {name!r} has {option} positions, which are for {takes}, not for {what}")
-    if all(not PositionConfig.kinds[part]().acts_on for part in parts):
+    if all(not PositionConfig.kinds[part]().acts_on for part in taken):
         raise ValueError(f"the scheme {name!r} has no positions that could be {option}")
     return ComparedScheme(name, kind, option)

@@ -1,4 +1,4 @@
-"""What the lab and reports say about a scheme, in English and Chinese: the `texts.toml` of its folder."""
+"""What the lab and reports say about a scheme or a kind of attention, in English and Chinese: the `texts.toml` of its folder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import inspect
 import tomllib
 from pathlib import Path
 
-from phasor.config import PositionConfig
-from phasor.config.schema import summary
+from phasor.config.schema import Choice, summary
 
 
-def read_texts(cls: type[PositionConfig]) -> dict[str, dict[str, str]]:
+def read_texts(cls: type[Choice]) -> dict[str, dict[str, str]]:
     """The `texts.toml` beside a configuration; without one, the kind and the first line of the docstring.
 
     What is missing in Chinese is as in English.
