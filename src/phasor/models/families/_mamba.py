@@ -33,7 +33,7 @@ class MambaLayers(StateLayers):
     def more_sizes(self, f: Fields, config: ModelConfig, sizes: dict[str, Any]) -> dict[str, Any]:
         heads, width = sizes["num_heads"], f.positive("mamba_expand", 2) * config.dim
         head_dim = f.raw("mamba_d_head", "auto")
-        if head_dim not in ("auto", width / heads) or width % heads:
+        if type(heads) is not int or heads < 1 or width % heads or head_dim not in ("auto", width // heads):
             raise ValueError(
                 f"{f.file}: {heads} heads (mamba_n_heads) of mamba_d_head = {json_repr(head_dim)} features are not "
                 f"mamba_expand * hidden_size = {width}"
@@ -61,6 +61,7 @@ class WithMamba(LlamaLike):
         "time_step_limit": Pinned(None, [0.0, {"__float__": "Infinity"}], [0.0, float("inf")]),
     }
     harmless = frozenset({"mamba_chunk_size"})  # how it is computed
+    unsupported = frozenset({"layers_block_type"})  # another name of layer types
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield from super().rules(config)

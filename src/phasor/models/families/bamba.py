@@ -48,7 +48,7 @@ class Bamba(WithMamba):
         "attn_layer_indices": AttentionIndices(),
     }
     # A loss, how many logits are computed in generation, and the rotated width, which is half of a head's.
-    harmless = WithMamba.harmless | {"z_loss_coefficient", "num_logits_to_keep", "attn_rotary_emb", "layer_types"}
+    harmless = WithMamba.harmless | {"z_loss_coefficient", "num_logits_to_keep", "attn_rotary_emb"}
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         return super().feedforward(ours, f"{theirs.removesuffix('mlp')}feed_forward")

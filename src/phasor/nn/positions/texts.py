@@ -1,4 +1,4 @@
-"""What the lab and reports say about a scheme or a kind of attention, in English and Chinese: the `texts.toml` of its folder."""
+"""What the lab and reports say about a kind, in English and Chinese: the `texts.toml` of its folder."""
 
 from __future__ import annotations
 
