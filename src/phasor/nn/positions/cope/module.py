@@ -53,7 +53,7 @@ class CountBias(TokenBias):
         return below + (above - below) * (counts - counts.floor())
 
 
-class Prepared(NamedTuple):
+class LayerTable(NamedTuple):
     """The vectors of one layer, and the call that sums over its keys."""
 
     table: Tensor
@@ -86,11 +86,11 @@ class CoPE(Position, config=CoPEConfig):
     def layer_weights(self, layer: int) -> tuple[Tensor]:
         return (self.vectors[0 if self.config.share_layers else layer],)
 
-    def for_layer(self, x: Tensor, prepared: None, weights: tuple[Tensor], step: LayerStep) -> Prepared:
-        return Prepared(*weights, step)
+    def for_layer(self, x: Tensor, prepared: None, weights: tuple[Tensor], step: LayerStep) -> LayerTable:
+        return LayerTable(*weights, step)
 
     def on_attention(
-        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Prepared
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: LayerTable
     ) -> tuple[Tensor, Tensor, ScoreMod]:
         bias = CountBias(q, k, prepared.table.to(q.dtype), score_mod.scale, prepared.step)
         return q, k, replace(score_mod, bias=bias)
