@@ -189,6 +189,7 @@ class Definitions:
         self.functions = set(re.findall(r"^ *def (\w+)", source, re.MULTILINE))
         self.attributes = set(re.findall(r"^ +(?:self\.)?(\w+)(?:: | = )", source, re.MULTILINE))
         self.words = set(re.findall(r"[\"']([\w-]+)[\"']", source))
+        self.words |= set(re.findall(r'^ *"(--[\w-]+) [^"]+": ', source, re.MULTILINE))  # options with their values
 
     def undefined(self, span: str) -> str | None:
         """What a code span names that is not defined; None also where nothing in it looks like a name of ours."""
