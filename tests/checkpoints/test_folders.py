@@ -384,6 +384,11 @@ def test_an_empty_object_is_no_model(folder: Path) -> None:
         phasor.explain(folder)
 
 
+def test_a_hugging_face_configuration_names_its_family(folder: Path) -> None:
+    (folder / "config.json").write_text('{"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 9}')
+    assert_refuses(folder, "config.json has no model_type, by which a Hugging Face configuration names its family")
+
+
 def test_fields_nobody_knows(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_sise": 3}))

@@ -121,6 +121,10 @@ def read_config(folder: str | Path, part: str | None = None) -> ModelConfig:
     return read_hf_config(folder, part) if is_hf(folder) else read_native_config(folder)
 
 
+# Fields of Hugging Face configurations, of which phasor's own have none.
+HF_FIELDS = ("architectures", "transformers_version", "hidden_size", "num_hidden_layers", "d_model", "n_embd")
+
+
 def is_hf(folder: Path) -> bool:
     """Whether a folder is in the Hugging Face format; one that holds no model is refused."""
     if is_checkpoint(folder):
@@ -133,6 +137,11 @@ def is_hf(folder: Path) -> bool:
     config = read_json(folder / CONFIG)
     if not config:
         raise ValueError(f"{folder / CONFIG} is empty: it has neither Hugging Face's model_type nor fields of phasor")
+    if "model_type" not in config and any(name in config for name in HF_FIELDS):
+        raise ValueError(
+            f"{folder / CONFIG} has no model_type, by which a Hugging Face configuration names its family "
+            "(phasor families lists them)"
+        )
     return "model_type" in config
 
 

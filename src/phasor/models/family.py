@@ -237,7 +237,7 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     """
     a, b = computation_fields(one), computation_fields(other)
     lines = [
-        re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in list_differences(name, a[name], b[name])
+        re.sub(r"^layer \d+ ", "layers' ", line) for name in a for line in list_differences(name, a[name], b.get(name))
     ]
     once = dict.fromkeys(lines)
     return [line for line in once if not line.startswith("layers' ") or line.removeprefix("layers' ") not in once]
