@@ -60,7 +60,7 @@ def reproduce(
     if name not in PUBLISHED:
         raise unknown("published result", name, PUBLISHED)
     published = PUBLISHED[name]
-    for option in ("schemes", "task", "tokenizer", "data", "valid") if published.tasks else ("schemes", "task"):
+    for option in ("schemes", "question", "task", *(("tokenizer", "data", "valid") if published.tasks else ())):
         if options.get(option) is not None:
             raise ValueError(f"{name} says what is compared: leave --{option} out")
     progress, bar = progress or TrainingProgress(), evaluating or (lambda what: ignore)

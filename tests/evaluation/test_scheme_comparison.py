@@ -232,6 +232,8 @@ def test_mistakes_are_one_sentence(tmp_path, run_phasor):
         (["--schemes", "rotary+xpos"], "which both rotate queries and keys"),
         (["--task", "copy", "--data", "x"], "--task copy makes its own problems"),
         (["--size", "huge"], "unknown size"),
+        (["--question", "bases"], "unknown question 'bases' (did you mean 'base'?); known: subspaces, base, decay"),
+        (["--question", "base", "--schemes", "alibi"], "--question base says what is compared: leave --schemes out"),
     ):
         assert said in run_phasor.expect_error("compare", "--steps", "1", *out, *given), given
     assert not (tmp_path / "new").exists()
@@ -379,6 +381,48 @@ def test_attention_with_a_state_is_compared_beside_positions(tmp_path):
     ):
         parsed = ComparedScheme(scheme, scheme)
         assert (parsed.attention, parsed.position(8, 128)["kind"]) == (attention, position)
+
+
+QUESTIONS = {  # the frequencies of every variant in the 4 pairs of a head, trained at 8 tokens
+    "subspaces": {"rotary": 1e4 ** (-np.arange(4) / 4), "1 of 4 pairs": [1.0], "2 of 4 pairs": [1.0, 1e4**-0.5]},
+    "base": {"rotary": 1e4 ** (-np.arange(4) / 4)}
+    | {f"base {base}": float(base) ** (-np.arange(4) / 4) for base in (100, 1000, 100000, 1000000)},
+    "decay": dict.fromkeys(("rotary", "xpos", "rotary+alibi"), 1e4 ** (-np.arange(4) / 4))
+    | {"alibi": [], "long wavelengths": 1e4 ** (-np.arange(4) / 4) / 8},
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_compares_variants_of_rotary(tmp_path, run_phasor, question):
+    data, out = write_texts(tmp_path / "texts.jsonl"), tmp_path / "out"
+    given = [f"--{name}={value}" for name, value in OPTIONS.items()]
+    result = json.loads(
+        run_phasor("compare", "--out", str(out), "--data", data, "--question", question, "--json", *given)
+    )
+    variants = QUESTIONS[question]
+    assert result["schemes"] == list(variants)
+    assert result["baseline"] == "rotary (window)"
+    assert result["extended"] == "rotary"
+    labels = {row["extension"] for row in result["rows"]}
+    assert {name for name in labels if not name.startswith("rotary (")} == variants.keys() | {
+        f"{name} (window)" for name in variants if name != "rotary"
+    }
+    shown = [result["names"][name] for name in variants]
+    assert len(set(shown)) == len(shown)  # fields are said where the kind is the same
+    for name, frequencies in variants.items():
+        config = phasor.load(out / "runs" / f"{name.replace('+', '-')}-0").config
+        rotated = [pair.extended_frequency for part in config.position.parts for pair in part.rotary_pairs(config, 8)]
+        assert rotated == pytest.approx(list(frequencies), rel=1e-12)  # rounded from decimals
+        assert config.trained_length == 8
+
+
+def test_a_question_is_answered_by_a_task_and_goes_on(tmp_path):
+    given = {"task": "copy", "length": 2, "steps": 2, "rows": 4, "device": "cpu", "progress": Silent()}
+    first = compare(tmp_path / "out", question="subspaces", **given)
+    assert first["schemes"] == ["rotary", "1 of 4 pairs", "2 of 4 pairs"]
+    more = compare(tmp_path / "out", question="base", **given)
+    assert more["rows"][:4] == first["rows"][:4]
+    assert [run.name for run in sorted((tmp_path / "out" / "runs").glob("rotary*"))] == ["rotary-0"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def compare(
 
     The options, all with defaults:
 
-    - `schemes`: names of position schemes, or "all". Rotary is measured with every extension too.
+    - `schemes`: names of position schemes, or "all". Rotary is measured with every extension too. Or a `question`
+      about rotary, which compares its variants: "subspaces", "base" or "decay".
     - `data`, `valid`: texts as training reads them; without them, the sources of Python's standard library. Or
       `task`: "copy", "reverse", "addition", "sort", "parity" or "recall". On a task, `NAME:randomized` has
       randomized positions, and `NAME:coupled` those of an addition coupled.

@@ -130,9 +130,9 @@ def describe_label(scheme: ComparedScheme, extension: str) -> Text:
     texts = [read_texts((PositionConfig.kinds | state_kinds())[kind]) for kind in kinds]
     lines = {language: [text[language]["summary"].rstrip(".") for text in texts] for language in ("en", "zh")}
     what = Text("; ".join(lines["en"]), "；".join(lines["zh"]))
+    fields = "".join(f", {name} {value}" for name, value in scheme.fields)
     if scheme.method is None:
-        return what
-    fields = "".join(f", {name} {value:g}" for name, value in scheme.fields)
+        return Text(what.en + fields, what.zh + fields)
     return Text(
         f"{what.en}; fine-tuned at the largest length with {scheme.method}{fields}",
         f"{what.zh}；在最大长度上用 {scheme.method} 微调{fields}",

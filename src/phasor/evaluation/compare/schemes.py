@@ -21,8 +21,8 @@ ALL, JOIN = "all", "+"
 class ComparedScheme:
     """A scheme by the name that was typed, with `positions` that a task gives: "coupled", "randomized" or counted.
 
-    With a `method` of `extend_config`, and `fields` of its extension, it is the trained scheme after fine-tuning at the
-    largest length.
+    `fields` are those of its one kind that are not the default. With a `method` of `extend_config` it is the trained
+    scheme after fine-tuning at the largest length, and `fields` are those of the extension.
     """
 
     name: str
@@ -42,6 +42,8 @@ class ComparedScheme:
         ['rotary', 'alibi']
         >>> ComparedScheme("gated-delta", "gated-delta").position(64, 1024)
         {'kind': 'none'}
+        >>> ComparedScheme("slow", "rotary", fields=(("base", 500000),)).position(64, 1024)["base"]
+        500000.0
         """
         parts = [part.to_dict() for part in self.parts(trained, largest)] or [{"kind": "none"}]
         return parts[0] if len(parts) == 1 else {"kind": "combined", "schemes": parts}
@@ -54,7 +56,8 @@ class ComparedScheme:
     def parts(self, trained: int, largest: int) -> list[PositionConfig]:
         """The schemes in the layers of a model that is trained at one length and tested up to another."""
         kinds = (kind for kind in self.kind.split(JOIN) if kind in PositionConfig.kinds)
-        return [PositionConfig.kinds[kind].for_lengths(trained, largest) for kind in kinds]
+        given = dict(self.fields) if self.method is None else {}
+        return [PositionConfig.kinds[kind].for_lengths(trained, largest).replace(**given) for kind in kinds]
 
     def table_rows(self, trained: int, largest: int) -> int | None:
         """How many positions have a learned vector on the input; None of a scheme without such a table.
@@ -69,7 +72,8 @@ class ComparedScheme:
     def has_extensions(self) -> bool:
         """Whether the scheme is measured with every extension, and its window is what others are compared with."""
         kind = PositionConfig.kinds.get(self.kind)  # None where there are several in the same layers
-        return self.method is None and kind is not None and kind().compares_extensions
+        changed = self.method is not None or bool(self.fields)
+        return not changed and kind is not None and kind().compares_extensions
 
     def extensions(self) -> list[str]:
         """The models to measure beside a window, by the names of `evaluate_lengths`.

@@ -10,6 +10,7 @@ from typing import Any
 from phasor.config.schema import check_integer, quote, unknown
 from phasor.data.tasks import TASKS
 from phasor.device import resolve_device
+from phasor.evaluation.compare.questions import question_schemes
 from phasor.evaluation.compare.schemes import ComparedScheme, parse_schemes
 from phasor.evaluation.protocols import PROTOCOLS
 from phasor.models.extensions import parse_length
@@ -114,6 +115,7 @@ class CompareSettings:
 def check_compare_settings(
     *,
     schemes: str | Sequence[str] | None = None,
+    question: str | None = None,
     data: str | None = None,
     valid: str | None = None,
     task: str | None = None,
@@ -142,6 +144,8 @@ def check_compare_settings(
     for name, value in (("seeds", seeds), ("steps", steps), ("rows", rows)):
         if value is not None:
             check_integer(name, value)
+    if question is not None and schemes is not None:
+        raise ValueError(f"--question {question} says what is compared: leave --schemes out")
     if task is not None and (data is not None or valid is not None):
         raise ValueError(f"--task {task} makes its own problems: leave --{'valid' if data is None else 'data'} out")
     if valid is not None and data is None:
@@ -152,12 +156,13 @@ def check_compare_settings(
         (sizes.length, sizes.steps, sizes.rows) if task is None else (sizes.task_length, sizes.task_steps, sizes.trials)
     )
     trained = usual[0] if length is None else check_length(length, task)
-    if task is None:
-        named = TEXT_SCHEMES if schemes is None else schemes
+    if question is not None:
+        model = sizes.model if task is None else sizes.task_model
+        compared = question_schemes(question, model["dim"] // model["num_heads"], trained)
     else:
-        named = TASK_SCHEMES.get(task, TEXT_SCHEMES) if schemes is None else schemes
+        compared = parse_schemes(TASK_SCHEMES.get(task or "", TEXT_SCHEMES) if schemes is None else schemes, task)
     return CompareSettings(
-        schemes=parse_schemes(named, task),
+        schemes=compared,
         seeds=seeds,
         task=task,
         data=data,
