@@ -269,7 +269,8 @@ def test_imports_are_light(code, allowed):
 NAMES_SCHEMES = (
     *("nn/positions/", "models/families/", "models/presets.py", "recipes/", "__init__.py"),
     *("models/rope.py", "models/layer_types.py", "models/family.py", "checkpoints/hf.py"),  # what families share
-    *("evaluation/compare/settings.py", "evaluation/compare/questions.py", "cli/compare.py", "bench/", "inspect/kinds.py"),
+    *("evaluation/compare/settings.py", "evaluation/compare/questions.py", "cli/compare.py"),
+    *("bench/", "inspect/kinds.py"),
     *("checkpoints/exact_rotary.py", "lab/rotary_model.py", "lab/views/"),
     *("lab/angle_errors.py", "lab/float_angles.py", "lab/two_words.py"),
 )

@@ -47,6 +47,8 @@ def test_what_a_publication_says_cannot_be_chosen(tmp_path):
         reproduce("yarm", tmp_path / "out")
     with pytest.raises(ValueError, match="says what is compared: leave --schemes out"):
         reproduce("alibi", tmp_path / "out", schemes="none")
+    with pytest.raises(ValueError, match="says what is compared: leave --question out"):
+        reproduce("alibi", tmp_path / "out", question="base")
     with pytest.raises(ValueError, match="says what is compared: leave --task out"):
         reproduce("yarn", tmp_path / "out", task="copy")
     assert not (tmp_path / "out").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from phasor.config import Extension
 from phasor.config.schema import unknown
 from phasor.evaluation.compare.schemes import ComparedScheme, parse_schemes
@@ -12,7 +10,7 @@ ROTARY = "rotary"
 BASES = (100, 1_000, 100_000, 1_000_000)  # beside 10,000, the default
 
 
-def vary_subspaces(head_dim: int, length: int) -> tuple[ComparedScheme, ...]:
+def vary_subspaces(head_dim: int) -> tuple[ComparedScheme, ...]:
     """Fewer rotated pairs: one, an eighth, a quarter and half of those of a head, with frequencies further apart."""
     pairs = head_dim // 2
     fewer = sorted({1, pairs // 8, pairs // 4, pairs // 2} - {0, pairs})
@@ -21,25 +19,18 @@ def vary_subspaces(head_dim: int, length: int) -> tuple[ComparedScheme, ...]:
     )
 
 
-def vary_base(head_dim: int, length: int) -> tuple[ComparedScheme, ...]:
+def vary_base() -> tuple[ComparedScheme, ...]:
     """Other bases."""
     return tuple(ComparedScheme(f"base {base}", ROTARY, fields=(("base", base),)) for base in BASES)
 
 
-def vary_decay(head_dim: int, length: int) -> tuple[ComparedScheme, ...]:
-    """More decay with the distance, by xPos or by ALiBi's slopes; decay alone; and wavelengths too long for any."""
+def vary_decay(length: int) -> tuple[ComparedScheme, ...]:
+    """More decay with the distance, by xPos or by ALiBi's slopes; slopes alone; and wavelengths too long to decay."""
     slow = Extension.kinds["linear"](factor=length)
     return (
         *parse_schemes("xpos,rotary+alibi,alibi", None),
         ComparedScheme("long wavelengths", ROTARY, fields=(("extension", slow),)),
     )
-
-
-QUESTIONS: dict[str, Callable[[int, int], tuple[ComparedScheme, ...]]] = {
-    "subspaces": vary_subspaces,
-    "base": vary_base,
-    "decay": vary_decay,
-}
 
 
 def question_schemes(question: str, head_dim: int, length: int) -> tuple[ComparedScheme, ...]:
@@ -48,6 +39,7 @@ def question_schemes(question: str, head_dim: int, length: int) -> tuple[Compare
     >>> [scheme.name for scheme in question_schemes("subspaces", 32, 64)]
     ['rotary', '1 of 16 pairs', '2 of 16 pairs', '4 of 16 pairs', '8 of 16 pairs']
     """
-    if not isinstance(question, str) or question not in QUESTIONS:
-        raise unknown("question", question, QUESTIONS)
-    return (ComparedScheme(ROTARY, ROTARY), *QUESTIONS[question](head_dim, length))
+    variants = {"subspaces": vary_subspaces(head_dim), "base": vary_base(), "decay": vary_decay(length)}
+    if not isinstance(question, str) or question not in variants:
+        raise unknown("question", question, variants)
+    return (ComparedScheme(ROTARY, ROTARY), *variants[question])
