@@ -121,3 +121,10 @@ def test_a_classifier_without_labels_or_pooler_is_refused():
     sizes = {"vocab_size": 9, "dim": 8, "num_layers": 1, "num_heads": 1}
     with pytest.raises(ValueError, match="a decoder may have the pooler 'last'"):
         phasor.ModelConfig(**sizes, head="sequence-classifier")
+
+
+def test_a_classifier_that_no_family_has_is_refused(tmp_path):
+    sizes = {"vocab_size": 9, "dim": 8, "num_layers": 1, "num_heads": 1, "shape": "encoder", "position": "rotary"}
+    model = phasor.Transformer(phasor.ModelConfig(**sizes, head={"kind": "sequence-classifier", "pooler": "mean"}))
+    with pytest.raises(ValueError, match="no family of transformers computes what this model does"):
+        phasor.save(model, tmp_path / "model", format="hf")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from phasor.config import HeadConfig, LayerConfig, LogitsConfig, ModelConfig, SequenceClassifierConfig
+from phasor.config import ActivationConfig, HeadConfig, LayerConfig, LogitsConfig, ModelConfig, SequenceClassifierConfig
 from phasor.config.schema import Choice, Config, names
 from phasor.models.fields import REQUIRED, Fields
 from phasor.nn.attention.softmax.config import Projection
@@ -225,7 +225,7 @@ class Field(FieldEntry):
             draft.values |= dict.fromkeys(paths, value)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        path = next((p for p in self.paths if not p.startswith("head.") or hasattr(config.head, p[5:])), None)
+        path = next((path for path in self.paths if self.applies(path, config)), None)
         if path is None:
             return {}
         value = get_path(config, path)
@@ -233,6 +233,10 @@ class Field(FieldEntry):
             value = DERIVED[path](config)
         value = self.encode(value, config)
         return {} if self.omitted and value == self.default else {name: value}
+
+    def applies(self, path: str, config: ModelConfig) -> bool:
+        """Whether a model has what the field says."""
+        return not path.startswith("head.") or hasattr(config.head, path[5:])
 
     def value(self, f: Fields, name: str, draft: Draft) -> Any:
         """The field's value in the file, or what its absence means."""
@@ -367,6 +371,9 @@ class Activation(Field):
 
     def value(self, f: Fields, name: str, draft: Draft) -> Any:
         return f.choose(name, self.known, self.default)
+
+    def applies(self, path: str, config: ModelConfig) -> bool:
+        return super().applies(path, config) and isinstance(get_path(config, path), ActivationConfig)
 
     def encode(self, value: Any, config: ModelConfig) -> Any:
         return self.written.get(value.kind, value.kind)
