@@ -31,15 +31,15 @@ ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
 HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safetensors", "matplotlib"}
 
 PUBLIC = """
-ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig
-EncoderConfig ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig
-GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig
-LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
-OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig
+ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DenseConfig DilatedConfig DropoutConfig
+EmbeddingConfig EncoderConfig ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig
+GELUTanhConfig GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig
+LayerNormConfig LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig
+OptimizerConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig
 ReLUSquaredConfig Recipe Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens
-StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig
-TrainConfig Transformer XIELUConfig XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain
-generate kinds load preset quantize save stream train translate verify
+StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig
+Transformer XIELUConfig XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds
+load preset quantize save stream train translate verify
 """.split()  # noqa: SIM905
 
 

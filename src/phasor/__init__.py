@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "phasor.config": (
-        "ChunkedConfig DeepNormConfig DilatedConfig DropoutConfig EmbeddingConfig EncoderConfig ExpertsConfig "
-        "FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig "
-        "LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig NoNormConfig "
-        "NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig "
-        "ReLUConfig ReLUSquaredConfig SandwichConfig SequenceClassifierConfig SiLUConfig StridedConfig "
-        "SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig XIELUConfig "
+        "ChunkedConfig DeepNormConfig DenseConfig DilatedConfig DropoutConfig EmbeddingConfig EncoderConfig "
+        "ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig "
+        "GLUConfig LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig "
+        "NoNormConfig NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig "
+        "RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig SandwichConfig SequenceClassifierConfig SiLUConfig "
+        "StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig XIELUConfig "
         "XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",

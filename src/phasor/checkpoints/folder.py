@@ -31,7 +31,9 @@ TOKENIZER_FILES = (
 )
 TEMPLATES = "additional_chat_templates"  # a folder of them, beside chat_template.jinja
 # Folders of sentence-transformers have these besides.
-MODULES, SENTENCE, POOLING, NORMALIZING = "modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize"
+MODULES, SENTENCE = "modules.json", "sentence_bert_config.json"
+MODULE_FOLDER = re.compile(r"\d+_(Pooling|Dense|Normalize)")
+MODULE_FILE = re.compile(r"\d+_((Pooling|Dense|Normalize)/config\.json|Dense/model\.safetensors)")
 SENTENCE_FILES = (MODULES, SENTENCE, "config_sentence_transformers.json")
 SPECIAL_NAMES = {  # our names and those of the file, which are the field's own
     "stop": "eos_token_id",
@@ -72,12 +74,12 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
         return "exists and is not a folder: it is left alone"
     names = {name for entry in folder.iterdir() for name in files_in(entry)}
     weights = {name for name in names if name in (WEIGHTS, INDEX) or SHARD.fullmatch(name)}
-    pooling = {f"{POOLING}/{CONFIG}", f"{NORMALIZING}/{CONFIG}"}
+    modules = {name for name in names if MODULE_FILE.fullmatch(name)}
     templates = {name for name in names if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")}
     others = (
         names
         - weights
-        - pooling
+        - modules
         - templates
         - {CONFIG, SPECIAL, QUANTIZATION, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
     )
@@ -103,7 +105,7 @@ def listed_files(folder: Path, names: set[str]) -> set[str]:
 
 def files_in(entry: Path) -> list[str]:
     """The files of a folder's entry: itself, or the files of a subfolder that model folders may have."""
-    if entry.name in (POOLING, NORMALIZING, TEMPLATES) and entry.is_dir():
+    if (entry.name == TEMPLATES or MODULE_FOLDER.fullmatch(entry.name)) and entry.is_dir():
         return [f"{entry.name}/{file.name}" for file in entry.iterdir()]
     return [entry.name]
 

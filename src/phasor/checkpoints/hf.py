@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from phasor.checkpoints.folder import (
 )
 from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.quantized_folders import QuantizedTensors, take_format
-from phasor.checkpoints.sentence_transformers import add_pooling, read_back, write_pooling
+from phasor.checkpoints.sentence_transformers import (
+    add_pooling,
+    dense_rules,
+    include_dense,
+    read_back,
+    weights_without_dense,
+    write_pooling,
+)
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
 from phasor.checkpoints.stored_weights import keep_stored_weights
 from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
@@ -109,12 +117,13 @@ def open_hf(
         resolve_copies(names, family, config)
         config = detect_tied_head(config, family, tensors, names)
         resolve_copies(names, family, config)
+        names |= include_dense(tensors, folder)
         with torch.device("meta"):
             model = Transformer(config).to(dtype or tensors.main_dtype())
         shapes = dict(model.state_dict())
         wanted = [
             p if p.theirs not in names else p.for_shape(tensors.shape(names[p.theirs]), shapes[p.ours])
-            for p in expand_rules(family.all_rules(config), config, shapes, names)
+            for p in expand_rules(chain(family.all_rules(config), dense_rules(config.head)), config, shapes, names)
         ]
         passthrough = check_tensors(family, folder, tensors, names, wanted, shapes, config)
         model.origin = Origin(family.model_type, folder, config, fields.unread_fields())
@@ -234,7 +243,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     """Write a model into an empty folder, as a family of transformers that computes the same."""
     origin: Origin | None = model.origin
     family, written = choose_family(model)
-    ours = model.state_dict()
+    ours = weights_without_dense(model)
     wanted = expand_rules(family.all_rules(model.config), model.config, ours)
     own = own_origin(model, family)
     kept = {} if own is None else own.passthrough
@@ -251,7 +260,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     if model.tokenizer is not None and (folder / TOKENIZER).exists() and not as_there:
         write_tokenizer_config(model.tokenizer, model.special, folder)
     if isinstance(model.config.head, PooledHeadConfig):
-        write_pooling(model.config.head, model.config, folder, None if origin is None else origin.folder)
+        write_pooling(model, model.config.head, folder, None if origin is None else origin.folder)
     bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""
 
     def read_out(assignment: Assignment) -> Tensor:
@@ -376,7 +385,7 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written = {"tie_word_embeddings": config.embedding.tied} | trained_length_fields(config) | written
     names = [
-        assignment.theirs for assignment in expand_rules(family.all_rules(config), config, dict(model.state_dict()))
+        assignment.theirs for assignment in expand_rules(family.all_rules(config), config, weights_without_dense(model))
     ]
     read = family.read_whole(Fields(written, Path(CONFIG), names, strict=True))
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))

@@ -38,6 +38,7 @@ class Tensors:
     def __init__(self, folder: Path, file: str | None = None) -> None:
         self.folder, self.opened = folder, ExitStack()
         self.file_of: dict[str, Path] = {}
+        self.name_in_file: dict[str, str] = {}  # of tensors that have another name here
         self.handles: dict[Path, Any] = {}
         self.mapped: dict[Path, tuple[torch.UntypedStorage, dict[str, tuple[int, int]]]] = {}
         try:
@@ -60,6 +61,15 @@ class Tensors:
             if name in self.file_of:
                 raise ValueError(f"{name} stands in {self.file_of[name].name} and again in {file}")
             self.file_of[name] = file
+
+    def include(self, folder: Path, prefix: str) -> list[str]:
+        """Add the tensors of another folder, under names with a prefix, which are returned."""
+        added = []
+        for file in safetensors_files(folder):
+            for name in self._handle(file).keys():  # noqa: SIM118
+                added.append(prefix + name)
+                self.file_of[prefix + name], self.name_in_file[prefix + name] = file, name
+        return added
 
     def _handle(self, file: Path) -> Any:
         """A file, mapped."""
@@ -100,12 +110,12 @@ class Tensors:
         return self._slice(name).get_dtype()
 
     def _slice(self, name: str) -> Any:
-        return self._handle(self.file_of[name]).get_slice(name)
+        return self._handle(self.file_of[name]).get_slice(self.name_in_file.get(name, name))
 
     def get(self, name: str) -> Tensor:
         """A tensor, mapped from its file."""
         try:
-            return self._handle(self.file_of[name]).get_tensor(name)
+            return self._handle(self.file_of[name]).get_tensor(self.name_in_file.get(name, name))
         except SafetensorError as error:
             raise ValueError(f"{self.file_of[name]}: {name} cannot be read: {error}") from None
 
@@ -154,7 +164,8 @@ def safetensors_files(folder: Path) -> list[Path]:
     if pickles:
         raise ValueError(
             f"{folder} holds {pickles[0]}, a pickle, which phasor does not open: reading one runs code that is in it. "
-            "If you trust it, load it with transformers and save it with save_pretrained, which writes safetensors"
+            "If you trust it, load it with transformers or sentence-transformers and save it with save_pretrained, "
+            "which writes safetensors"
         )
     raise ValueError(f"{folder} has no {WEIGHTS} and no {INDEX}")
 

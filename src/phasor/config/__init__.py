@@ -24,6 +24,7 @@ from phasor.config.model import LayerConfig as LayerConfig
 from phasor.config.model import ModelConfig as ModelConfig
 from phasor.config.parts import ClassifierConfig as ClassifierConfig
 from phasor.config.parts import DeepNormConfig as DeepNormConfig
+from phasor.config.parts import DenseConfig as DenseConfig
 from phasor.config.parts import DropoutConfig as DropoutConfig
 from phasor.config.parts import EmbeddingConfig as EmbeddingConfig
 from phasor.config.parts import ExpertsConfig as ExpertsConfig

@@ -12,6 +12,7 @@ from phasor.config.parts import (
     MaskedHeadConfig,
     NoHeadConfig,
     ParallelConfig,
+    PooledHeadConfig,
     PreConfig,
     SandwichConfig,
 )
@@ -167,6 +168,11 @@ def head(model: ModelConfig) -> Iterator[Weight]:
             if config.dense_norm:
                 yield from model.norm.weights(model.dim).values()
             yield from linear(len(config.labels), model.dim, bias=config.score_bias).values()
+        if isinstance(config, PooledHeadConfig):
+            features = model.dim
+            for layer in config.dense:
+                yield from linear(layer.out_features, features, bias=layer.bias).values()
+                features = layer.out_features
         return
     masked = isinstance(config, MaskedHeadConfig)
     if isinstance(config, MaskedHeadConfig):

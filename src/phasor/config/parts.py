@@ -375,10 +375,30 @@ class NoHeadConfig(HeadConfig, kind="none"):
     project: bool = False
 
 
+class DenseConfig(Config):
+    """A dense layer behind a pooler: `activation(x W^T + b)`.
+
+    >>> DenseConfig(out_features=768, activation="tanh").bias
+    True
+    """
+
+    out_features: int
+    bias: bool = True
+    activation: Literal["identity", "tanh", "relu", "gelu", "silu"] = "identity"
+
+    def check(self) -> None:
+        positive(self, "out_features", most=MOST_FEATURES)
+
+
 class PooledHeadConfig(HeadConfig, kind="pooled"):
-    """One vector per sequence, from the pooler; `normalize` scales it to unit length."""
+    """One vector per sequence, from the pooler and then `dense` layers; `normalize` scales it to unit length.
+
+    >>> [layer.out_features for layer in PooledHeadConfig(dense=({"out_features": 64}, {"out_features": 16})).dense]
+    [64, 16]
+    """
 
     pooler: Pooling = "first"
+    dense: tuple[DenseConfig, ...] = ()
     normalize: bool = False
     of_sequence: ClassVar[bool] = True
 

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from phasor.config import (
     ClassifierConfig,
+    DenseConfig,
     LogitsConfig,
     MaskedHeadConfig,
     ModelConfig,
     NoHeadConfig,
     PooledHeadConfig,
 )
-from phasor.nn.feed_forward import activate
+from phasor.nn.feed_forward import ACTIVATIONS_BY_NAME, activate
 from phasor.nn.hooks import calls_own_forward
 from phasor.nn.moe import RoutedTokens, balance_of
 from phasor.nn.norm import at_least_float32, build_norm
@@ -28,6 +29,7 @@ from phasor.ops.cross_entropy import (
 )
 from phasor.ops.quantized import Matrix, dequantize, quantized_linear
 
+DENSE_ACTIVATIONS = ACTIVATIONS_BY_NAME | {"identity": nn.Identity(), "tanh": torch.tanh}
 BALANCE_WEIGHT = 0.01  # of the routers' balancing loss, as in Switch Transformers (Fedus et al. 2021)
 
 
@@ -186,23 +188,45 @@ def build_head(model: ModelConfig) -> LogitsHead | ClassifierHead | ProjectedHea
     return ProjectedHead(model) if isinstance(model.head, NoHeadConfig) and model.head.project else None
 
 
+class DenseLayer(nn.Linear):
+    """A linear layer and its activation."""
+
+    def __init__(self, config: DenseConfig, in_features: int) -> None:
+        super().__init__(in_features, config.out_features, bias=config.bias)
+        self.activation = config.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return DENSE_ACTIVATIONS[self.activation](super().forward(x))
+
+
 class Pooler(nn.Module):
-    """One vector a sequence out of `[B, T, dim]`, pooled over its real tokens; of length 1 where the head says so."""
+    """One vector per sequence out of `[B, T, dim]`, pooled over its real tokens.
+
+    Where the head says so, it goes through dense layers, and then is scaled to length 1.
+    """
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.kind = model.head.pooler
-        self.normalize = isinstance(model.head, PooledHeadConfig) and model.head.normalize
+        head = model.head if isinstance(model.head, PooledHeadConfig) else None
+        self.normalize = head is not None and head.normalize
         self.dense = nn.Linear(model.dim, model.dim) if self.kind == "first" else None
+        self.layers = nn.Sequential()
+        features = model.dim
+        for config in () if head is None else head.dense:
+            self.layers.append(DenseLayer(config, features))
+            features = config.out_features
 
     def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
         pooled = self.pool(h, attention_mask)
+        if self.layers:
+            pooled = self.layers(pooled.to(h.dtype))
         if self.normalize:
             pooled = F.normalize(at_least_float32(pooled), dim=-1)
         return pooled.to(h.dtype)
 
     def pool(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The vector before it is normalized; means are taken in at least float32."""
+        """The vector before dense layers and normalization; means are taken in at least float32."""
         if self.kind in ("first", "cls"):
             first_token = 0 if attention_mask is None else attention_mask.to(torch.int64).argmax(-1)
             first = h[torch.arange(len(h), device=h.device), first_token]
