@@ -76,7 +76,7 @@ def add_pooling(config: ModelConfig, folder: Path) -> ModelConfig:
         if kind == "Dense":
             dense.append(read_dense(settings, dense[-1].out_features if dense else config.dim))
         settings.finish()
-    head = PooledHeadConfig(pooler=mode, dense=tuple(dense), normalize=("Normalize" in dict(others)))
+    head = PooledHeadConfig(pooler=mode, dense=tuple(dense), normalize="Normalize" in dict(others))
     return pooling.build(lambda: config.replace(head=head))
 
 
