@@ -325,6 +325,13 @@ def test_a_model_no_family_can_say(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["retention", "mamba2", "gated-delta"])
+def test_a_model_with_a_state_in_every_layer_that_no_family_has(kind, tmp_path):
+    config = phasor.ModelConfig(vocab_size=61, dim=32, num_heads=4, num_layers=1, attention=kind)
+    with pytest.raises(ValueError, match="no family of transformers computes what this model does; the nearest is"):
+        phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
+
+
 def test_the_family_that_comes_nearest_is_named(tmp_path):
     sizes = {"vocab_size": 61, "dim": 48, "num_heads": 4, "num_layers": 2, "max_length": 64}
     with pytest.raises(

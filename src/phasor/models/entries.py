@@ -348,7 +348,7 @@ class Bias(Field):
             draft["feedforward.bias"] = value
 
     def encode(self, value: Any, config: ModelConfig) -> Any:
-        return set(self.of) <= set(value)
+        return isinstance(value, tuple) and set(self.of) <= set(value)  # attention with a state has one for all
 
 
 class Activation(Field):
