@@ -96,6 +96,7 @@ def test_other_words_are_not_the_same_words():
         ({"first": "  "}, "first", "1 to 16 words with spaces between them, not 0"),
         ({"second": "a " * 17}, "second", "1 to 16 words with spaces between them, not 17"),
         ({"position": "rotery"}, "position", "rotery"),
+        ({"position": "selective"}, "position", "'selective' is called 'accumulated' now"),
         ({"num_heads": 3}, "num_heads", "num_heads"),
         ({"seed": -1}, "seed", "seed must be at least 0"),
     ],

@@ -13,6 +13,7 @@ from schemes import build, relative_change, tiny, tokens
 from torch import Tensor
 
 import phasor
+from phasor.bench.studies.decode_schemes import DecodeSchemesSettings
 from phasor.bench.studies.schemes import SchemesSettings
 from phasor.evaluation.compare.schemes import parse_schemes
 from phasor.kv_cache.static import StaticKVCache
@@ -268,3 +269,5 @@ def test_the_former_name_is_refused_with_the_present_one():
         parse_schemes("rotary+selective", None)
     with pytest.raises(ValueError, match="'selective' is called 'accumulated' now"):
         SchemesSettings(schemes=("selective",))
+    with pytest.raises(ValueError, match="'selective' is called 'accumulated' now"):
+        DecodeSchemesSettings(schemes=("selective",))

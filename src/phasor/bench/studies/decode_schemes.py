@@ -53,7 +53,7 @@ class DecodeSchemesSettings(Config):
     def check(self) -> None:
         for name in self.schemes:
             if name not in scheme_names():
-                raise unknown("scheme", name, scheme_names())
+                raise unknown("scheme", name, scheme_names(), PositionConfig.former_kinds)
 
 
 GPU = DecodeSchemesSettings()

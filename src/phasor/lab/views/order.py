@@ -47,7 +47,8 @@ class TicketRequest(LabRequest):
     def check(self) -> None:
         super().check()
         if self.position not in word_schemes():
-            raise FieldError("position", str(unknown("position scheme of words", self.position, word_schemes())))
+            error = unknown("position scheme of words", self.position, word_schemes(), PositionConfig.former_kinds)
+            raise FieldError("position", str(error))
 
 
 class ModelsRequest(LabRequest):
