@@ -156,6 +156,8 @@ def parse_schemes(given: str | Sequence[str], task: str | None) -> tuple[Compare
 def parse_scheme(name: str, task: str | None) -> ComparedScheme:
     kind, mark, option = name.partition(":")
     parts = kind.split(JOIN)
+    if ALL in parts:
+        raise ValueError(f"{ALL!r} stands alone, and not in {name!r}: name the schemes")
     for part in (part for part in parts if part not in state_kinds()):
         if part not in PositionConfig.kinds:
             raise unknown("scheme", part, [*PositionConfig.kinds, *state_kinds(), ALL], PositionConfig.former_kinds)

@@ -148,6 +148,8 @@ def check_compare_settings(
         raise ValueError(f"--question {question} says what is compared: leave --schemes out")
     if task is not None and (data is not None or valid is not None):
         raise ValueError(f"--task {task} makes its own problems: leave --{'valid' if data is None else 'data'} out")
+    if task is not None and (join or protocol != "last"):
+        raise ValueError(f"--{'join' if join else 'protocol'} is for texts: leave it out with --task {task}")
     if valid is not None and data is None:
         raise ValueError("--valid needs --data, the texts to train on")
     chosen = size or (LARGE if resolve_device(device).type == "cuda" else SMALL)
