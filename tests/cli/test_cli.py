@@ -557,6 +557,9 @@ def test_translate_writes_into_a_device_and_does_not_replace_it(
     [
         ("plan --devices x", "--devices must be an integer, not 'x'"),
         ("generate folder --max-new-tokens ten", "--max-new-tokens must be an integer, not 'ten'"),
+        ("generate folder --seed few", "--seed must be a number, or several between commas, not 'few'"),
+        ("generate folder --bad-words-ids 1;x", "--bad-words-ids must be integers between commas, with semicolons"),
+        (r"generate folder --stop \x", "--stop must be token ids and texts between commas, with escapes as in Python"),
         ("generate folder --temperature warm", "--temperature must be a number, not 'warm'"),
         ("translate folder --length-penalty much", "--length-penalty must be a number, not 'much'"),
         ("explain preset:llama-2 --length 8.5", "--length must be an integer, not '8.5'"),

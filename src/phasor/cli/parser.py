@@ -14,6 +14,9 @@ VALUES = {  # what an option takes, by the function that reads it
     "float": "a number",
     "number": "a number",
     "numbers": "numbers between commas",
+    "one_or_numbers": "a number, or several between commas",
+    "sequences": "integers between commas, with semicolons between sequences",
+    "words": "token ids and texts between commas, with escapes as in Python",
 }
 
 
