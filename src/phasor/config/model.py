@@ -226,7 +226,11 @@ class ModelConfig(Config):
     def _check_encoder(self, encoder: EncoderConfig) -> None:
         if self.shape != "encoder-decoder":
             raise ValueError(f"ModelConfig.encoder is for an encoder-decoder, not for {with_article(self.shape)}")
-        if self.for_side("encoder").dim != self.dim and self.embedding.source_vocab_size is None:
+        try:
+            side = self.for_side("encoder")
+        except ValueError as error:
+            raise ValueError(f"ModelConfig.encoder: {error}") from None
+        if side.dim != self.dim and self.embedding.source_vocab_size is None:
             raise ValueError(
                 f"EncoderConfig.dim ({encoder.dim}) is not the decoder's ({self.dim}), and they share a table of "
                 "tokens: give EmbeddingConfig.source_vocab_size"
