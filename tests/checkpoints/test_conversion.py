@@ -347,7 +347,6 @@ def test_the_family_that_comes_nearest_is_named(tmp_path):
     ("name", "part", "kind", "family", "theirs"),
     [
         ("llama-2", "position", "alibi", "llama", "rotary"),
-        ("llama-2", "position", "none", "llama", "rotary"),
         ("llama-2", "position", "learned", "llama", "rotary"),
         ("bert", "position", "alibi", "bert", "learned"),
         ("t5", "position", "rotary", "t5", "t5"),
@@ -362,6 +361,16 @@ def test_the_part_is_named_with_which_a_family_would_fit(tmp_path, name, part, k
         phasor.save(phasor.Transformer(config), tmp_path / "none", format="hf")
     phasor.save(phasor.Transformer(config.replace(**{part: theirs})), tmp_path / "made", format="hf")
     assert json.loads((tmp_path / "made" / "config.json").read_text())["model_type"] == family
+
+
+@torch.no_grad()
+def test_a_llama_without_positions_is_a_granite_without_them(tmp_path):
+    config = phasor.preset("llama-2", vocab_size=61, dim=24, num_heads=2, num_layers=2, position="none")
+    model, tokens = phasor.Transformer(config).eval(), torch.randint(0, 61, (1, 9))
+    phasor.save(model, tmp_path / "made", format="hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "made").eval()
+    assert theirs.config.model_type == "granitemoehybrid"
+    assert (theirs(tokens).logits - model(tokens)).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize(
