@@ -186,10 +186,7 @@ def record_text(line: Line, file: Path, field: str) -> str:
     """The text of one line of JSON."""
     if not line.text.strip():
         return ""
-    try:
-        record = json.loads(line.text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}, line {line.number}: this is not JSON: {error}") from None
+    record = json_record(line, file)
     if isinstance(record, dict) and field in record and not isinstance(record[field], str):
         raise ValueError(f"{file}, line {line.number}: {field!r} (data.field) is {quote(record[field])}, and not text")
     if not isinstance(record, dict) or field not in record:
@@ -203,6 +200,37 @@ def record_text(line: Line, file: Path, field: str) -> str:
             f"{file}, line {line.number}: character {error.start} of {field!r} is half a character"
         ) from None
     return text
+
+
+def json_record(line: Line, file: Path) -> object:
+    """The value on one line of JSON."""
+    try:
+        return json.loads(line.text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}, line {line.number}: this is not JSON: {error}") from None
+
+
+def json_records(path: str | None, config: DataConfig) -> Iterator[tuple[object, str]]:
+    """The values of JSON lines, each with its file and line; empty lines are left out."""
+    for file in source_files(path, config):
+        kind = format_of(file, config)
+        if kind != "jsonl":
+            raise ValueError(f"{file} is read as {kind}, and conversations are read from JSON lines (.jsonl)")
+        for line in lines(file, config):
+            if line.text.strip():
+                where, record = f"{file}, line {line.number}", json_record(line, file)
+                if "\\u" in line.text and not is_whole(record):
+                    raise ValueError(f"{where}: a text has half a character (a surrogate that stands alone)")
+                yield record, where
+
+
+def is_whole(value: object) -> bool:
+    """Whether all texts within a value can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def pairs(
