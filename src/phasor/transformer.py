@@ -259,6 +259,7 @@ class Transformer(nn.Module):
         self.special = SpecialTokens()
         self.generation_settings: dict[str, Any] = {}  # a folder's, under the names of generation_config.json
         self.origin: Any = None  # the folder it was loaded from, with the files and tensors that belong to it
+        self.adapters: dict[str, Any] = {}  # by name, as `phasor.adapters` adds them
         self.newly_initialized: tuple[str, ...] = ()  # weights initialized when it was loaded with other positions
         self.reset_parameters()
 
@@ -302,9 +303,7 @@ class Transformer(nn.Module):
             if target is None:
                 raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
             if prefix_length is not None:
-                raise ValueError(
-                    "prefix_length is for decoders; every token can see all of an encoder-decoder's source"
-                )
+                raise ValueError("prefix_length is for decoders; all of an encoder-decoder's source can be seen")
             memory = None if cache is None else cache.memory
             if memory is None:
                 record.encoder = Record(*record.keep)

@@ -110,11 +110,20 @@ class Experts(nn.Module):
         if router_logits is not None:
             router_logits.append(logits.view(*x.shape[:-1], -1))
         before_shared, after_shared, before, after = self.norms
-        y: Tensor = after(EXPERTS(self, before(tokens), logits))  # [N, dim]
+        y: Tensor = after(self.mix_experts(before(tokens), logits))  # [N, dim]
         if self.shared is not None:
             extra = after_shared(self.shared(before_shared(tokens)))  # [N, dim]
             y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
         return y.view(x.shape)
+
+    def mix_experts(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """The routed experts of tokens `[N, dim]`, by the router's logits `[N, experts]`."""
+        y: Tensor = EXPERTS(self, tokens, logits)
+        return y
+
+    def multiply(self, x: Tensor, name: str, ends: Tensor) -> Tensor:
+        """Rows sorted by expert, where those of each end at `ends`, times their expert's matrix of this name."""
+        return grouped_matmul(x, getattr(self, name), ends)
 
     def route_logits(self, tokens: Tensor) -> Tensor:
         """The router's logits `[N, experts]`, in at least float32 but where kernels route."""
@@ -194,7 +203,7 @@ class Experts(nn.Module):
     def by_groups(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """The routed experts of tokens that are sorted by expert."""
         routing: Routing = ROUTING(*self.routing_args(tokens, logits))
-        hidden = grouped_matmul(routing.gather(tokens), self.up, routing.ends)  # [N top_k, hidden], twice if gated
+        hidden = self.multiply(routing.gather(tokens), "up", routing.ends)  # [N top_k, hidden], twice if gated
         hidden = self.activate(routing, hidden)  # [N top_k, hidden]
         if self.training and self.dropout.p > 0:
             hidden = self.dropout(hidden)
@@ -202,7 +211,7 @@ class Experts(nn.Module):
             assert isinstance(routing, SortedRouting)
             own = self.expert_scale[self.first_expert or 0 :][: len(self.up)]  # of those that this process has
             hidden = hidden * own[routing.expert, None].to(hidden.dtype)
-        return routing.combine(grouped_matmul(hidden, self.down, routing.ends), self.down_bias)
+        return routing.combine(self.multiply(hidden, "down", routing.ends), self.down_bias)
 
     def activate(self, routing: Routing, hidden: Tensor) -> Tensor:
         """Add their experts' biases to rows sorted by expert, and apply the activation."""

@@ -22,6 +22,7 @@ from torch.nn.modules import module as hooks
 from phasor.generation.runners.eager import EagerRunner, last_logits
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.adapted import has_other_hooks
 from phasor.transformer import Stack, Transformer
 
 
@@ -112,8 +113,7 @@ def runs_other_code(model: Transformer) -> bool:
     (True, None, False)
     """
     return hooks._has_any_global_hook() or any(
-        module._forward_hooks
-        or module._forward_pre_hooks
+        has_other_hooks(module)
         or "forward" in vars(module)
         or type(module).__module__.split(".")[0] not in ("phasor", "torch")
         for module in model.modules()

@@ -21,6 +21,7 @@ from phasor.generation.runners.protocol import StepSpec, round_length
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.adapted import adapters_of, has_other_hooks
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.ops import dispatch
@@ -308,7 +309,7 @@ def model_why_not(model: Transformer) -> str | None:
         return "the reference path is forced"
     if type(model) is not Transformer:
         return "the model is of a subclass"
-    if any(part._forward_hooks or part._forward_pre_hooks for part in modules):
+    if any(has_other_hooks(part) for part in modules):
         return "a part of the model has hooks, which run on the host"
     if any("forward" in vars(part) for part in modules):
         return "the forward of a part was replaced, and may need the host"
@@ -324,7 +325,9 @@ def step_tensors(model: nn.Module) -> list[Tensor]:
 
 def model_identity(model: Transformer) -> Any:
     """The weights and modules that a captured graph depends on."""
-    return tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(model)), tuple(map(id, model.modules()))
+    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(model))
+    strengths = tuple(lora.strength for module in model.modules() for lora in adapters_of(module).values())
+    return weights, tuple(map(id, model.modules())), strengths
 
 
 def sizes_identity(spec: StepSpec) -> Any:

@@ -21,6 +21,7 @@ from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
+from phasor.nn.adapted import adapters_of
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
@@ -88,6 +89,8 @@ def model_why_not(model: Transformer) -> str | None:
 def has_other_parts(model: Transformer) -> bool:
     """Whether a part is not what the configuration builds, such as a projection with an adapter."""
     stack = cast(Stack, model.decoder)
+    if any(adapters_of(part) for part in model.modules()):
+        return True
     as_modules = {part for sub_layer in sub_layers_as_modules(stack) for part in sub_layer.modules()}
     kinds = {type(part) for part in model.modules() if part not in as_modules} - set(TORCH_MODULES)
     if any(not kind.__module__.startswith("phasor.") for kind in kinds):

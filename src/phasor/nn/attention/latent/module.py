@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
+from phasor.nn.adapted import effective_weight
 from phasor.nn.attention.base import Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.attention.latent.indexer import Indexer, attend_to_chosen
@@ -80,7 +81,7 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
 
     def up(self, x: Tensor) -> Tensor:
         """The weight of `kv_up` by heads, `[H, nope + value, rank]`, in the dtype of `x`."""
-        return self.kv_up.weight.to(x.dtype).unflatten(0, (self.num_heads, -1))
+        return effective_weight(self.kv_up).to(x.dtype).unflatten(0, (self.num_heads, -1))
 
     def absorb(self, q: Tensor) -> Tensor:
         """Queries `[B, T, H, rope + rank]` for latent vectors, of queries `[B, T, H, D]` for keys."""

@@ -1,0 +1,187 @@
+"""Low-rank updates against their formulas in float64: forward, gradients, parts, several at once, merged."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from phasor import ModelConfig, Transformer, preset
+from phasor.adapters import adaptable_layers, add_adapter, disable_adapters, merge_adapters, set_adapters
+from phasor.config.lora import LoRAConfig
+from phasor.nn.adapted import adapt, adapters_of, effective_weight, strip_adapters
+from phasor.nn.lora import LoRA, LowRank
+
+ROWS = torch.tensor([5, 0, 3]), torch.tensor([1, 6])  # of seven: two have no update
+
+
+def draw(lora):
+    """Random factors in the place of zeros."""
+    for weight in lora.parameters():
+        nn.init.normal_(weight)
+    return lora
+
+
+def layer_with(kind, *, bias=True, parts=True, scales=(2.0, 0.5)):
+    torch.manual_seed(3)
+    layer = nn.Linear(9, 7, bias=bias).double()
+    has_magnitude = kind == "dora"
+    if parts:
+        ranks = zip(("q", "v"), (4, 2), scales, ROWS, strict=True)
+        updates = {n: LowRank(len(rows), 9, r, s, has_magnitude=has_magnitude, rows=rows) for n, r, s, rows in ranks}
+    else:
+        updates = {"whole": LowRank(7, 9, 3, scales[0], has_magnitude=has_magnitude)}
+    adapt(layer, "one", draw(LoRA(updates, 7)).double())
+    return layer
+
+
+def formula(layer, x):
+    """`(W + s B A) x + b`, with DoRA's magnitudes where there are any, row by row."""
+    weight = layer.weight.clone()
+    for part in layer.lora["one"].values():
+        for i, row in enumerate(range(7) if part.rows is None else part.rows.tolist()):
+            changed = layer.weight[row] + part.scale * part.B[i] @ part.A
+            if part.magnitude is not None:
+                changed = part.magnitude[i] * changed / changed.detach().norm()
+            weight = weight.index_put((torch.tensor([row]),), changed[None])
+    y = x @ weight.t()
+    return y if layer.bias is None else y + layer.bias
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_layer_is_its_formula(kind, parts, bias):
+    layer = layer_with(kind, bias=bias, parts=parts)
+    x = torch.randn(2, 5, 9, dtype=torch.float64)
+    weights = [w for name, w in layer.named_parameters() if "lora" in name]
+    found = torch.autograd.grad((y := layer(x)).square().sum(), weights)
+    expected = torch.autograd.grad((wanted := formula(layer, x)).square().sum(), weights)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(found, expected)
+    merged = x @ effective_weight(layer).t() + (0 if layer.bias is None else layer.bias)
+    torch.testing.assert_close(y, merged)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_several_adapters_add_up_by_weight(kind):
+    layer = layer_with(kind)
+    other = draw(LoRA({"whole": LowRank(7, 9, 2, 3.0)}, 7)).double()
+    x = torch.randn(4, 9, dtype=torch.float64)
+    one, plain = layer(x), nn.functional.linear(x, layer.weight, layer.bias)
+    adapt(layer, "two", other)
+    layer.lora["one"].strength, other.strength = 0.25, -1.5
+    update = 3.0 * x @ (other["whole"].B @ other["whole"].A).t()
+    torch.testing.assert_close(layer(x), plain + 0.25 * (one - plain) - 1.5 * update)
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, effective_weight(layer), layer.bias))
+    strip_adapters(layer)
+    assert torch.equal(layer(x), plain)
+    assert not adapters_of(layer)
+    assert not layer._forward_hooks
+
+
+def test_a_copy_has_its_own_adapter():
+    layer = layer_with("lora")
+    twin, x = copy.deepcopy(layer), torch.randn(4, 9, dtype=torch.float64)
+    assert torch.equal(twin(x), layer(x))
+    nn.init.zeros_(twin.lora["one"]["q"].B)
+    assert not torch.equal(twin(x), layer(x))
+
+
+def test_dropout_acts_on_the_update_alone():
+    layer = layer_with("lora").train()
+    layer.lora["one"].dropout = 0.5
+    x = torch.randn(4000, 9, dtype=torch.float64)
+    mean = layer(x[:1].expand(40000, -1)).mean(0)
+    layer.eval()
+    # The mean of 40,000 updates with standard deviations of about 30.
+    torch.testing.assert_close(mean, layer(x[:1])[0], atol=0.6, rtol=0)
+
+
+MODELS = {
+    "grouped": ModelConfig(vocab_size=40, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, position="rotary"),
+    "gated": preset("llama-2", vocab_size=40, dim=32, num_heads=4, num_layers=2, attention={"output_gate": True}),
+    "tied": preset("gpt-2", vocab_size=40, dim=32, num_heads=4, num_layers=2, max_length=32),
+    "masked": preset("roformer", vocab_size=40, dim=32, num_heads=4, num_layers=2, max_length=32),
+    "pairs": preset("t5-1.1", vocab_size=40, dim=32, num_heads=4, num_layers=2, num_encoder_layers=1),
+    "experts": preset("grok-1", vocab_size=40, dim=32, num_heads=4, num_layers=2),
+    "latent": ModelConfig(
+        vocab_size=40, dim=32, num_layers=2, num_heads=4, position="rotary", attention={"kind": "latent"}
+    ),
+    "gated-delta": ModelConfig(
+        vocab_size=40, dim=32, num_layers=2, num_heads=4, attention={"kind": "gated-delta"}, norm="rmsnorm"
+    ),
+}
+
+
+def build(name):
+    torch.manual_seed(1)
+    return Transformer(MODELS[name].replace(dropout={})).double().eval()
+
+
+def call(model):
+    tokens = torch.arange(14).view(2, 7) % 40
+    return model(tokens, tokens) if model.config.shape == "encoder-decoder" else model(tokens)
+
+
+def adapt_all(model, kind="lora"):
+    """An adapter with random factors on every layer that can have one."""
+    targets = dict.fromkeys(layer.target for layer in adaptable_layers(model))
+    if kind == "dora":
+        targets.pop("experts", None)
+    adapter = add_adapter(model, LoRAConfig(rank=3, kind=kind, targets=tuple(targets)))
+    for path in adapter.layers:
+        for part in model.get_submodule(path).lora["default"].values():
+            nn.init.normal_(part.A, std=0.2)
+            nn.init.normal_(part.B, std=0.2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_merged_equals_adapted_and_disabled_equals_the_base(name, kind):
+    model = build(name)
+    before, weights = call(model), {n: w.clone() for n, w in model.state_dict().items()}
+    adapt_all(model, kind)
+    y = call(model)
+    assert not torch.allclose(y, before)
+    with disable_adapters(model):
+        torch.testing.assert_close(call(model), before)
+    assert torch.equal(call(model), y)
+    assert all(torch.equal(weights[n], w) for n, w in model.state_dict().items() if n in weights)
+    set_adapters(model, {"default": 0.5})
+    half = call(model)
+    merge_adapters(model)
+    torch.testing.assert_close(call(model), half)
+    assert not any(".lora." in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["latent", "grouped", "gated-delta", "experts"])
+def test_a_cache_equals_the_full_forward(name):
+    model, tokens = build(name), torch.arange(14).view(2, 7) % 40
+    adapt_all(model)
+    cache = model.new_cache(2, 7)
+    steps = [model(tokens[:, i : i + 1], cache=cache) for i in range(7)]
+    torch.testing.assert_close(torch.cat(steps, 1), model(tokens))
+
+
+def test_a_fresh_adapter_changes_nothing():
+    for kind in ("lora", "rslora", "dora"):
+        model = build("grouped")
+        before = call(model)
+        add_adapter(model, LoRAConfig(kind=kind, targets=("attention", "feedforward", "embedding", "head")))
+        torch.testing.assert_close(call(model), before)
+
+
+def test_what_cannot_be_added_is_refused_in_a_sentence():
+    model = build("grouped")
+    with pytest.raises(ValueError, match="'experts', and this model has none"):
+        add_adapter(model, LoRAConfig(targets=("experts",)))
+    add_adapter(model, LoRAConfig())
+    with pytest.raises(ValueError, match="has an adapter 'default' already"):
+        add_adapter(model, LoRAConfig())
+    with pytest.raises(ValueError, match=r"letters, digits and underscores, not 'a\.b'"):
+        add_adapter(model, LoRAConfig(), "a.b")
+    with pytest.raises(ValueError, match=r"unknown adapter 'other'.*known: default"):
+        set_adapters(model, "other")
+    with pytest.raises(ValueError, match="updates have no DoRA"):
+        LoRAConfig(kind="dora", targets=("experts",))
