@@ -225,8 +225,7 @@ class Transformer(nn.Module):
       tokens attend within their own document.
     - `length`: the length the sequence is planned to grow to, for schemes that depend on it: an integer, one per
       row, or one list per row with one per document. By default the number of real tokens.
-    - `prefix_length`: how many tokens at the start of each row every token of a decoder can see (an integer, or one
-      per row).
+    - `prefix_length`: how many first tokens of a row all tokens of a decoder can see (an integer, or one per row).
     - `token_types`: int64 `[B, T]` for models that have them.
     - `cache`: from `new_cache`; the tokens follow those it holds, and are added to them. An encoder-decoder's cache
       keeps the encoder's output too: after the first call it is `model(None, target, cache=cache)`.
@@ -255,6 +254,7 @@ class Transformer(nn.Module):
         self.pooler = None if config.head.pooler == "none" else Pooler(config)
         self.head = build_head(config)
         self.tokenizer: Any = None  # a folder's tokenizer, where the model was loaded with one
+        self.chat_template: Any = None  # a `ChatTemplate` instead of its folder's
         self.source_tokenizer: Any = None  # that of an encoder-decoder's source, where it is a different one
         self.special = SpecialTokens()
         self.generation_settings: dict[str, Any] = {}  # a folder's, under the names of generation_config.json

@@ -19,12 +19,13 @@ from phasor.manifest import MANIFEST, DamagedError, Manifest
 
 CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG, TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"  # what transformers reads besides
+CHAT_TEMPLATE = "chat_template.jinja"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
 QUANTIZATION = "quantization.json"  # ours alone: where weights are in 8 or 4 bits
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
-    *(TOKENIZER, TOKENIZER_CONFIG, TOKENS_MAP, "added_tokens.json", "chat_template.jinja"),
+    *(TOKENIZER, TOKENIZER_CONFIG, TOKENS_MAP, "added_tokens.json", CHAT_TEMPLATE),
     *(SOURCE_TOKENIZER, "chat_template.json", "tekken.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("source.spm", "target.spm", "target_vocab.json"),
@@ -176,6 +177,8 @@ def write_tokenizers(model: Any, origin: Path | None, folder: Path) -> None:
     for name, tokenizer in ((TOKENIZER, model.tokenizer), (SOURCE_TOKENIZER, model.source_tokenizer)):
         if tokenizer is not None and not is_tokenizer_of(folder, name, tokenizer.to_str()):
             (folder / name).write_text(tokenizer.to_str(), encoding="utf-8")
+    if model.chat_template is not None:
+        model.chat_template.write(folder)
     if model.source_tokenizer is None:
         (folder / SOURCE_TOKENIZER).unlink(missing_ok=True)
 
