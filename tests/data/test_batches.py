@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import phasor
 from phasor.config.recipe import DataConfig, Recipe, TrainConfig
-from phasor.data.batches import Batch, Batches, token_bounds
-from phasor.data.order import Permutation, epoch_order
+from phasor.data.batches import Batch, Batches
+from phasor.data.order import Permutation, epoch_order, token_bounds
 from phasor.data.token_files import TokenStore, TokenWriter
 
 VOCABULARY = 50

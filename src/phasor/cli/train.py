@@ -15,6 +15,7 @@ from phasor.cli.recipe_options import add_recipe_options, name_options, without_
 from phasor.cli.streams import print_text
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, GENERATED, Recipe, read_recipe
+from phasor.config.tasks import Task
 from phasor.parallel.launch import is_first_process, leave_report
 from phasor.recipes import find
 
@@ -200,10 +201,10 @@ def next_command(result: TrainingResult, recipe: Recipe) -> str:
     folder = shlex.quote(str(result.folder))
     if result.status != "finished":
         return f"phasor train --resume --out {folder}"
-    if recipe.task == "lm":
-        prompt = "'def '" if recipe.data.format == "python" else "..."
-        return f"phasor generate {folder} --prompt {prompt} {SAMPLING}"
-    if recipe.task == "translation":
-        source = (result.sample or "...").partition("\t")[0]
-        return f"phasor translate {folder} {shlex.quote(printable(source))}"
-    return f"phasor evaluate {folder}"
+    prompt = "'def '" if recipe.data.format == "python" else "..."
+    source = shlex.quote(printable((result.sample or "...").partition("\t")[0]))
+    by_task: dict[Task, str] = {
+        "lm": f"phasor generate {folder} --prompt {prompt} {SAMPLING}",
+        "translation": f"phasor translate {folder} {source}",
+    }
+    return by_task.get(recipe.task, f"phasor evaluate {folder}")

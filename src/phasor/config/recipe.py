@@ -12,12 +12,12 @@ from typing import Any, Literal, Self
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
+from phasor.config.tasks import TASKS, Task, tasks_with
 from phasor.config.text_files import from_json, read_text
 from phasor.config.yaml_text import from_yaml
 
 RECIPE_BYTES = 1 << 20
 
-Task = Literal["lm", "translation", "mlm"]
 MAX_WORKERS, MAX_VOCAB_SIZE = 256, 1 << 24
 GENERATED = ("python", "dates", "recall")  # formats that need no files
 
@@ -303,23 +303,26 @@ class Recipe(Config):
                 f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than "
                 f"DataConfig.sequence_length ({self.data.sequence_length}): a batch holds at least one row"
             )
-        if self.data.format == "dates" and self.task != "translation":
-            raise ValueError(f"the format 'dates' is for translation, not for the task {self.task!r}")
-        for name in ("train_target", "valid_target"):
-            if getattr(self.data, name) is not None and self.task != "translation":
-                raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
-        if self.data.positions != "ordinary" and self.task == "translation":
-            raise ValueError(
-                f"DataConfig.positions {self.data.positions!r} is for rows of text, not for the task 'translation'"
-            )
+        self._check_data()
         learned = ("bpe", "unigram") if self.init_from is not None else ("auto", "bpe", "unigram")
         if self.data.positions == "coupled" and self.data.tokenizer in learned:
             raise ValueError(
                 "DataConfig.positions 'coupled' needs one token per digit: set DataConfig.tokenizer to 'bytes'"
             )
-        if self.data.format in ("python", "recall") and self.task == "translation":
+
+    def _check_data(self) -> None:
+        """Refuse data that the task does not read."""
+        data, takes = self.data, TASKS[self.task]
+        if data.generates_data and data.format not in takes.generates:
             raise ValueError(
-                f"the format {self.data.format!r} has documents and no pairs, so it does not fit translation"
+                f"the format {data.format!r} is for {tasks_with(data.format)}, not for the task {self.task!r}"
+            )
+        for name in ("train_target", "valid_target"):
+            if getattr(data, name) is not None and not takes.parallel:
+                raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
+        if data.positions != "ordinary" and not takes.positions:
+            raise ValueError(
+                f"DataConfig.positions {data.positions!r} is for rows of text, not for the task {self.task!r}"
             )
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,13 @@ from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_tokenize
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.run_checkpoint import tokenizer_folder
 from phasor.checkpoints.tokenizer_errors import tokenizer_errors
-from phasor.config.recipe import Recipe, Task
+from phasor.config.recipe import Recipe
 from phasor.data.dates import Split
 from phasor.data.split import Example
 from phasor.data.tokenizers import SPECIALS, SpecialIds, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from phasor.data.examples.base import Examples
 
 Tokens = NDArray[np.uint32]
 T = TypeVar("T")
@@ -64,30 +67,31 @@ def given_tokenizer(recipe: Recipe) -> Path | None:
     return None
 
 
-def tokenizers_for(recipe: Recipe, texts: Callable[[], Iterable[Example]], characters: int) -> Tokenizers:
-    """The tokenizers of a recipe: loaded, or learned from part of the texts, which have `characters` characters."""
-    data, task = recipe.data, recipe.task
-    folder = given_tokenizer(recipe)
+def tokenizers_for(kind: Examples, texts: Callable[[], Iterable[Example]], characters: int) -> Tokenizers:
+    """The tokenizers of examples: loaded, or learned from part of the texts, which have `characters` characters."""
+    data = kind.recipe.data
+    folder = given_tokenizer(kind.recipe)
     if folder is not None:
         tokenizer, special = load_tokenizer(folder)
-        own = read_tokenizer(folder, SOURCE_TOKENIZER) if task == "translation" else None
+        own = read_tokenizer(folder, SOURCE_TOKENIZER) if kind.has_source else None
         source = tokenizer if own is None else own
         for each in (tokenizer, source):
             each.no_truncation()
             each.no_padding()
-        if task == "mlm" and special.mask is None:
+        if kind.needs_mask and special.mask is None:
             raise ValueError(f"the tokenizer of {folder} has no mask token, and masking needs one")
         return Tokenizers(tokenizer, source, special)
     if data.tokenizer == "bytes":
-        tokenizer = byte_tokenizer(task)
+        tokenizer = byte_tokenizer(kind.ends)
         return Tokenizers(tokenizer, tokenizer, SpecialIds())
     share = SAMPLE * data.vocab_size / max(1, characters)
-    if task == "translation" and not data.share_vocabulary:
+    if kind.has_source and not data.share_vocabulary:
         source, target = (
-            train_tokenizer(sample_texts((e[side : side + 1] for e in texts()), share), data, task) for side in (0, 1)
+            train_tokenizer(sample_texts((e[side : side + 1] for e in texts()), share), data, kind.ends)
+            for side in (0, 1)
         )
         return Tokenizers(target, source, SpecialIds())
-    tokenizer = train_tokenizer(sample_texts(texts(), share), data, task)
+    tokenizer = train_tokenizer(sample_texts(map(kind.texts, texts()), share), data, kind.ends)
     return Tokenizers(tokenizer, tokenizer, SpecialIds())
 
 
@@ -120,28 +124,13 @@ def pieces(text: str) -> list[str]:
 def encode_examples(
     examples: Iterable[tuple[Split, Example]],
     tokenizers: Tokenizers,
-    task: Task,
+    kind: Examples,
     report: Report = lambda characters: None,
 ) -> Iterator[tuple[Split, Example, tuple[Tokens, ...]]]:
-    """Every example with its tokens, the ends of texts included; `report` is told of characters that are encoded.
-
-    A document is between `bos` and `eos`. A source is as its tokenizer ends texts; a target besides begins with the
-    token that a decoder starts from.
-    """
-    special = tokenizers.special
+    """Every example with its tokens, an array for each side; `report` is told of characters that are encoded."""
     for group in group_by_size(examples, lambda one: sum(map(len, one[1]))):
-        texts = list(zip(*(example for _, example in group), strict=True))
-        if task == "translation":
-            sources = encode_texts(texts[0], tokenizers.source, True, special, report)
-            targets = encode_texts(texts[1], tokenizers.target, True, special, report)
-            sides: list[tuple[Tokens, ...]] = list(
-                zip(sources, (add_ends([special.start], ids, special.eos) for ids in targets), strict=True)
-            )
-        else:
-            first = [] if special.bos is None else [special.bos]
-            documents = encode_texts(texts[0], tokenizers.target, False, special, report)
-            sides = [(add_ends(first, ids, special.eos),) for ids in documents]
-        for (split, example), tokens in zip(group, sides, strict=True):
+        encoded = kind.encode([example for _, example in group], tokenizers, report)
+        for (split, example), tokens in zip(group, encoded, strict=True):
             yield split, example, tokens
 
 

@@ -1,12 +1,14 @@
-"""The order of examples: a shuffle that is computed and not stored."""
+"""The order of examples: a shuffle that is computed and not stored, and batches of about one length."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+IntArray = NDArray[np.int64]
 ROUNDS = 6
 
 
@@ -73,3 +75,30 @@ def epoch_order(count: int, seed: int | str, epoch: int) -> Permutation:
     [0, 1, 2, 3, 4]
     """
     return Permutation(count, f"{seed}, epoch {epoch}")
+
+
+class Epoch(NamedTuple):
+    """The order of one epoch."""
+
+    order: IntArray  # of examples
+    batches: IntArray  # the order of rows, or of batches of pairs
+    ends: IntArray | None = None  # where each example ends, of those that are packed
+
+
+def example_order(count: int, seed: int | str, epoch: int, shuffled: bool) -> IntArray:
+    return epoch_order(count, seed, epoch).all() if shuffled else np.arange(count)
+
+
+def token_bounds(sizes: IntArray, max_tokens: int) -> list[int]:
+    """Where batches begin in sorted sizes, so that each has at most `max_tokens` tokens when padded, or one example.
+
+    >>> token_bounds(np.array([1, 1, 2, 2, 5, 9]), 6)
+    [0, 3, 4, 5, 6]
+    """
+    bounds = [0]
+    while bounds[-1] < len(sizes):
+        start = bounds[-1]
+        room = sizes[start : start + max_tokens // max(1, int(sizes[start]))]
+        fits = int(np.count_nonzero(room * np.arange(1, len(room) + 1) <= max_tokens))
+        bounds.append(start + max(1, fits))
+    return bounds

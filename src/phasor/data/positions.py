@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.config.recipe import DataConfig
+from phasor.data.order import IntArray
 from phasor.data.token_files import TokenStore
 
 POSITIONS = 1  # what tells the draws of positions from those of masks
 FIRST = 1  # the lowest position of coupled text; 0 is that of special tokens
-IntArray = NDArray[np.int64]
 
 
 class Spans(NamedTuple):

@@ -10,13 +10,34 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from phasor.data.dates import Split
 
-Example = tuple[str, ...]
+Example = tuple[str, ...]  # texts
 Read = Callable[[], Iterable[Example]]
 FULL = 1 << 64
+
+
+class PlacedExample(tuple[str, ...]):
+    """An example that knows its place, a file and a line, for messages about it.
+
+    >>> record = PlacedExample(("a text", "a label"), "texts.jsonl, line 3")
+    >>> record == ("a text", "a label"), where_of(record)
+    (True, 'texts.jsonl, line 3: ')
+    """
+
+    where: str
+
+    def __new__(cls, texts: Iterable[str], where: str) -> Self:
+        record = super().__new__(cls, texts)
+        record.where = where
+        return record
+
+
+def where_of(example: Example) -> str:
+    """The place of an example as the beginning of a message; empty where it is not known."""
+    return f"{example.where}: " if isinstance(example, PlacedExample) else ""
 
 
 class Plan(NamedTuple):

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, write_json
 from phasor.config.recipe import Recipe
-from phasor.config.schema import quote
 from phasor.data.dates import Split
 from phasor.data.encoding import Tokenizers, encode_examples, given_tokenizer, tokenizers_for
-from phasor.data.sources import describe_left_out, documents, pairs, source_files
+from phasor.data.examples import Examples, examples_of
+from phasor.data.sources import describe_left_out, source_files
 from phasor.data.split import Example, plan_split, split
 from phasor.data.token_files import TokenStore as TokenStore
 from phasor.data.token_files import TokenWriter
@@ -131,16 +131,16 @@ def find_prepared_data(recipe: Recipe, folder: Path, fingerprint: str) -> tuple[
 def data_origin(recipe: Recipe) -> dict[str, Any]:
     """Everything that the tokens depend on: the fields, the files, the tokenizer."""
     data = recipe.data
-    unrelated = {"cache", "workers", "positions", "positions_to"} | (
-        {"sequence_length", "too_long", "share_vocabulary"} if recipe.task != "translation" else set()
-    )
+    kind = examples_of(recipe)
+    unrelated = {"cache", "workers", "positions", "positions_to"} | kind.unrelated
     fields = {name: value for name, value in data.to_dict().items() if name not in unrelated}
     paths = (data.train_target, data.valid, data.valid_target)
     files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]
     stats = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     given = given_tokenizer(recipe)
     tokenizer = None if given is None else hashes(sorted(given.glob("*.json")))
-    return {"version": VERSION, "task": recipe.task, "data": fields, "files": stats, "tokenizer": tokenizer}
+    origin = {"version": VERSION, "task": recipe.task, "data": fields, "files": stats, "tokenizer": tokenizer}
+    return origin | kind.origin()
 
 
 def is_current(folder: Path, origin: dict[str, Any]) -> bool:
@@ -228,15 +228,13 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
     files = [Path(name) for name, _, _ in origin["files"]]
     states = [inode(file) for file in files]  # before their content, so that a change in between is seen
     origin = origin | {"contents": [[*state, sha256] for state, sha256 in zip(states, hashes(files), strict=True)]}
-    data = recipe.data
+    data, kind = recipe.data, examples_of(recipe)
     own_valid = data.valid is not None or data.format == "dates"
     name = data.train if data.train is not None else data.format
 
     def read(which: Split) -> Iterable[Example]:
         path, target = (data.train, data.train_target) if which == "train" else (data.valid, data.valid_target)
-        if recipe.task == "translation":
-            return pairs(path, data, target, which)
-        return ((text,) for text in documents(path, data))
+        return kind.read(path, target, which)
 
     plan = plan_split(lambda: with_progress(read("train"), report), data.validation_fraction, name, not own_valid)
     total, done = plan.characters, 0
@@ -249,7 +247,7 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
         return (example for side, example in split(read("train"), plan) if side == "train")
 
     report("learning the tokenizer", 0, None)
-    tokenizers = tokenizers_for(recipe, train_texts, plan.characters)
+    tokenizers = tokenizers_for(kind, train_texts, plan.characters)
 
     def everything() -> Iterator[tuple[Split, Example]]:
         yield from split(read("train"), plan)
@@ -262,12 +260,12 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
         report("tokenizing", done, total)
 
     report("tokenizing", 0, total)
-    write_tokens(recipe, folder, origin, tokenizers, everything(), count_characters)
+    write_tokens(kind, folder, origin, tokenizers, everything(), count_characters)
     report("tokenizing", total, total)
 
 
 def write_tokens(
-    recipe: Recipe,
+    kind: Examples,
     folder: Path,
     origin: dict[str, Any],
     tokenizers: Tokenizers,
@@ -275,15 +273,14 @@ def write_tokens(
     count_characters: Callable[[int], None],
 ) -> None:
     """The files of both splits, the tokenizers, and what has to be known to read them."""
-    sides = 2 if recipe.task == "translation" else 1
     vocab_size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
     skipped = 0
     splits: tuple[Split, Split] = ("train", "valid")
     with ExitStack() as stack:
-        writers = {name: stack.enter_context(TokenWriter(folder, name, sides, vocab_size)) for name in splits}
+        writers = {name: stack.enter_context(TokenWriter(folder, name, kind.sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
-        for side, example, tokens in encode_examples(examples, tokenizers, recipe.task, count_characters):
-            if sides == 2 and too_long(example, tokens, recipe):
+        for side, example, tokens in encode_examples(examples, tokenizers, kind, count_characters):
+            if not kind.keeps(example, tokens):
                 skipped += 1
                 continue
             writers[side].add(tokens, len(example[-1].encode("utf-8", "replace")))
@@ -292,9 +289,7 @@ def write_tokens(
     for side, writer in writers.items():
         if writer.examples == 0:
             nothing = f"nothing is left to {'train on' if side == 'train' else 'validate with'}"
-            most = (
-                f"{skipped} pairs have more than {recipe.data.sequence_length} tokens on a side (data.sequence_length)"
-            )
+            most = f"{kind.left_out(skipped)} (data.sequence_length) are left out"
             raise ValueError(f"{nothing}: {most if skipped else 'give data.valid'}")
     tokenizers.target.save(str(folder / TOKENIZER))
     if tokenizers.source is not tokenizers.target:
@@ -302,17 +297,6 @@ def write_tokens(
     described: dict[str, Any] = {name: writer.describe() for name, writer in writers.items()}
     special = tokenizers.special.to_dict()
     write_json(folder / DESCRIPTION, {"origin": origin, "special": special, "skipped": skipped, **described})
-
-
-def too_long(example: Example, tokens: tuple[Any, ...], recipe: Recipe) -> bool:
-    """Whether a side of a pair has more tokens than `data.sequence_length`; refused unless such pairs are skipped."""
-    longest = max(len(tokens[0]), len(tokens[1]) - 1)  # a decoder reads its target without the last token
-    if longest > recipe.data.sequence_length and recipe.data.too_long == "refuse":
-        raise ValueError(
-            f"a pair has {longest} tokens on one side, and data.sequence_length is {recipe.data.sequence_length} "
-            f"(data.too_long 'skip' leaves such pairs out): {quote(example[0])}"
-        )
-    return longest > recipe.data.sequence_length
 
 
 def with_progress(examples: Iterable[Example], report: Progress) -> Iterator[Example]:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from phasor.checkpoints.folder import CONFIG, SPECIAL, TOKENIZER, read_json, read_special, read_tokenizer
 from phasor.config.generation import SpecialTokens
-from phasor.config.recipe import DataConfig, Task
+from phasor.config.recipe import DataConfig
 from phasor.config.schema import Config
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")  # with the ids 0 to 4
@@ -23,6 +23,7 @@ NAMES = {  # how other tokenizers call theirs
     "mask": ("<mask>", "[MASK]"),
 }
 BYTE_VOCABULARY = len(SPECIALS) + 256
+ENDS = "<bos> $A"  # what a tokenizer puts around a text, of a language model
 
 
 class SpecialIds(Config):
@@ -35,7 +36,7 @@ class SpecialIds(Config):
     start: int = 1
 
 
-def train_tokenizer(texts: Iterable[str], config: DataConfig, task: Task = "lm") -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], config: DataConfig, ends: str = ENDS) -> Tokenizer:
     """A tokenizer learned from texts. It works on bytes, so that no text is unknown to it and none is changed.
 
     >>> tokenizer = train_tokenizer(["low lower lowest"] * 9, DataConfig(tokenizer="bpe", vocab_size=270))
@@ -62,7 +63,7 @@ def train_tokenizer(texts: Iterable[str], config: DataConfig, task: Task = "lm")
         trainer = trainers.BpeTrainer(min_frequency=2, **shared)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     wait_for(lambda: tokenizer.train_from_iterator(texts, trainer))
-    return configure(tokenizer, task)
+    return configure(tokenizer, ends)
 
 
 def wait_for(call: Callable[[], object]) -> None:
@@ -79,7 +80,7 @@ def wait_for(call: Callable[[], object]) -> None:
     done.result()
 
 
-def byte_tokenizer(task: Task = "lm") -> Tokenizer:
+def byte_tokenizer(ends: str = ENDS) -> Tokenizer:
     """Bytes as tokens: the byte `b` has the id `5 + b`.
 
     >>> byte_tokenizer().encode("A", add_special_tokens=False).ids
@@ -90,7 +91,7 @@ def byte_tokenizer(task: Task = "lm") -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
-    return configure(tokenizer, task)
+    return configure(tokenizer, ends)
 
 
 def byte_letters() -> dict[int, str]:
@@ -100,10 +101,9 @@ def byte_letters() -> dict[int, str]:
     return {byte: chr(byte) for byte in printed} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def configure(tokenizer: Tokenizer, task: Task) -> Tokenizer:
+def configure(tokenizer: Tokenizer, ends: str) -> Tokenizer:
     """Have the tokenizer decode what it encodes, and add the ends of text that the model was trained with."""
     tokenizer.decoder = decoders.ByteLevel()
-    ends = {"lm": "<bos> $A", "translation": "$A <eos>", "mlm": "<bos> $A <eos>"}[task]
     tokenizer.post_processor = processors.TemplateProcessing(single=ends, special_tokens=[("<bos>", 1), ("<eos>", 2)])
     return tokenizer
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from phasor.data.batch import Batch
-from phasor.data.batches import mask_tokens, token_bounds
+from phasor.data.order import token_bounds
 from phasor.data.positions import GivenPositions
+from phasor.data.rows import mask_tokens
 from phasor.data.token_files import TokenStore
 from phasor.data.tokenizers import SpecialIds
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from phasor.config.schema import quote
+from phasor.config.tasks import TASKS
 from phasor.config.text_files import path_of
-from phasor.data.batch import Batch
-from phasor.data.batches import Batches
 from phasor.data.encoding import encode_examples
-from phasor.data.positions import GivenPositions
-from phasor.data.sources import documents, pairs
+from phasor.data.examples import examples_of
 from phasor.data.split import Example
 from phasor.data.token_files import TokenStore, TokenWriter
-from phasor.evaluation.document_batches import DocumentBatches
+from phasor.evaluation.metrics import METRICS
+from phasor.evaluation.metrics.texts import EncodedTexts
 from phasor.evaluation.run import TrainedRun, open_run
-from phasor.evaluation.scores import scores
-from phasor.generation.translation import Progress, max_positions, translate_tokens
+from phasor.generation.translation import Progress
 from phasor.nn.mode import eval_mode
-from phasor.nn.norm import at_least_float32
 from phasor.parallel.processes import JoinedProcesses
 
 
@@ -83,103 +78,35 @@ def evaluate(
     trained = open_run(path_of(run), device, checkpoint, processes, part)
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
-        store, references = encode_to_store(trained, examples, Path(folder))
-        if len(store) == 0:
+        texts = encode_to_store(trained, examples, Path(folder))
+        if len(texts.store) == 0:
             raise ValueError(f"{data} holds no text")
         with eval_mode(trained.model), torch.inference_mode():
-            if trained.recipe.task == "translation":
-                metrics = translation_metrics(trained, store, references, num_beams, report)
-            else:
-                metrics = language_metrics(trained, store, report)
+            metrics = METRICS[trained.recipe.task](trained, texts, num_beams, report)
     return {"task": trained.recipe.task, "weights": trained.weights, **metrics}
 
 
 def evaluation_texts(trained: TrainedRun, data: str | Path | None, target: str | Path | None) -> Iterable[Example]:
     """The examples to evaluate on."""
-    config, task = trained.recipe.data, trained.recipe.task
-    if target is not None and (data is None or task != "translation"):
+    recipe = trained.recipe
+    if target is not None and (data is None or not TASKS[recipe.task].parallel):
         raise ValueError("target is the other side of data, for a run that translates")
     if data is None:
         return trained.valid_texts()
     data = path_of(data, "the data")
-    if config.generates_data:
-        config = config.replace(format="auto")
-    if task == "translation":
-        return pairs(str(data), config, None if target is None else str(target))
-    return ((text,) for text in documents(str(data), config))
+    if recipe.data.generates_data:
+        recipe = recipe.replace(data=recipe.data.replace(format="auto"))
+    return examples_of(recipe).read(str(data), None if target is None else str(target))
 
 
-def encode_to_store(trained: TrainedRun, examples: Iterable[Example], folder: Path) -> tuple[TokenStore, list[str]]:
-    """The tokens of examples as training has them, and the targets of pairs as texts."""
-    tokenizers, task = trained.tokenizers, trained.recipe.task
+def encode_to_store(trained: TrainedRun, examples: Iterable[Example], folder: Path) -> EncodedTexts:
+    """The tokens of examples as training has them."""
+    tokenizers, kind = trained.tokenizers, examples_of(trained.recipe)
     size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
-    references: list[str] = []
-    with TokenWriter(folder, "texts", 2 if task == "translation" else 1, size) as writer:
-        for _, example, tokens in encode_examples((("valid", e) for e in examples), tokenizers, task):
+    kept: list[Example] = []
+    with TokenWriter(folder, "texts", kind.sides, size) as writer:
+        for _, example, tokens in encode_examples((("valid", e) for e in examples), tokenizers, kind):
             writer.add(tokens, len(example[-1].encode("utf-8", "replace")))
-            references += example[1:]
-    return TokenStore(folder, "texts", writer.describe()), references
-
-
-def language_metrics(trained: TrainedRun, store: TokenStore, report: Progress) -> dict[str, Any]:
-    """The metrics of a language model, masked or not."""
-    recipe, masks = trained.recipe, trained.recipe.task == "mlm"
-    vocab_size = trained.tokenizers.target.get_vocab_size() if masks else None
-    positions = GivenPositions.of(recipe.data, recipe.train.seed, trained.tokenizers.target, training=False)
-    batches = DocumentBatches(
-        store, recipe.data.sequence_length, recipe.train.batch_tokens, trained.special, vocab_size, positions
-    )
-    nats, tokens, correct = totals(trained, batches, lambda done: report(done, len(batches)))
-    sizes = {"documents": len(store), "tokens": tokens, "bytes": store.text_bytes}
-    if masks:
-        return {"masked_accuracy": correct / tokens, "loss": nats / tokens, **sizes}
-    bits = nats / math.log(2) / store.text_bytes
-    return {"perplexity": perplexity(nats / tokens), "loss": nats / tokens, "bits_per_byte": bits, **sizes}
-
-
-def translation_metrics(
-    trained: TrainedRun, store: TokenStore, references: list[str], num_beams: int, report: Progress
-) -> dict[str, Any]:
-    """The metrics of a model that translates."""
-    model = trained.model
-    assert model.decoder is not None
-    limit = max_positions(model.decoder)
-    for number, length in enumerate((store.lengths[:, 1] - 1).tolist(), 1):
-        if limit is not None and length > limit:
-            raise ValueError(f"the target {number} has {length} tokens, and this model allows {limit}")
-    sources = [store[i][0].tolist() for i in range(len(store))]
-    batches = Batches(store, trained.recipe, special=trained.special, shuffled=False)
-    work = len(store) + batches.per_epoch
-    new = translate_tokens(model, sources, num_beams=num_beams, progress=lambda done, _: report(done, work))
-    quality = scores(trained.tokenizers.target.decode_batch(new), references)
-    nats, tokens, _ = totals(
-        trained, batches.stream(0, batches.per_epoch), lambda done: report(len(store) + done, work)
-    )
-    sizes = {"sentences": len(store), "tokens": tokens}
-    return {**quality, "perplexity": perplexity(nats / tokens), "loss": nats / tokens, **sizes}
-
-
-def totals(trained: TrainedRun, batches: Iterable[Batch], report: Callable[[int], None]) -> tuple[float, int, int]:
-    """The nats of all tokens that count, how many they are, and for how many the target is the most likely.
-
-    They are added up in float64 on the device, which is waited for at the end. Of several processes each takes some of
-    the rows of a batch.
-    """
-    processes = trained.processes
-    sums = torch.zeros(3, dtype=torch.float64, device=trained.device)
-    for number, batch in enumerate(batches, 1):
-        rows = batch if processes.size == 1 else batch.share(*processes.share)
-        here = rows.to(trained.device)
-        logits = at_least_float32(trained.model(*here.inputs, **here.sequence_args))
-        each = F.cross_entropy(logits.flatten(0, 1), here.targets.flatten(), reduction="none").view_as(here.targets)
-        counts = here.weights > 0
-        correct = counts & (logits.argmax(-1) == here.targets)
-        sums += torch.stack([torch.where(counts, each.double(), 0.0).sum(), counts.sum(), correct.sum()])
-        report(number)
-    nats, tokens, correct_tokens = processes.sum(sums).tolist()
-    return nats, int(tokens), int(correct_tokens)
-
-
-def perplexity(loss: float) -> float:
-    """The perplexity of a loss; infinite where no float is so large."""
-    return math.exp(loss) if not loss > 700 else math.inf
+            if len(example) > 1:  # documents may be long, and nothing asks for their text
+                kept.append(example)
+    return EncodedTexts(TokenStore(folder, "texts", writer.describe()), kept)

@@ -12,15 +12,17 @@ from phasor.checkpoints.hub import hub_hint, resolve_folder
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.run_checkpoint import is_checkpoint
 from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, is_run
-from phasor.config.recipe import DataConfig, Recipe, Task, TrainConfig
+from phasor.config import ModelConfig
+from phasor.config.recipe import DataConfig, Recipe, TrainConfig
+from phasor.config.tasks import Task
 from phasor.data.encoding import Tokenizers
 from phasor.data.store import TEXT_FILES, load_prepared_data
 from phasor.data.tokenizers import SpecialIds, special_of
 from phasor.parallel.processes import JoinedProcesses, Processes
+from phasor.training.objectives import OBJECTIVES
 from phasor.transformer import Transformer
 
 LONGEST = 1024  # tokens of a piece of a document, for a model without a recipe
-TASKS: dict[str, Task] = {"decoder": "lm", "encoder-decoder": "translation", "encoder": "mlm"}
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,20 @@ def open_model_folder(
     model, _ = open_model(folder, device, part=part, processes=processes)
     if model.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")
-    task = TASKS[model.config.shape]
+    task = task_of(model.config)
     length = min([model.config.max_length, LONGEST, *known_limits(model)])
     data = DataConfig(sequence_length=length, too_long="skip", format="auto")
     recipe = Recipe(task=task, data=data, train=TrainConfig(batch_tokens=max(length, TrainConfig().batch_tokens)))
     return TrainedRun(folder, recipe, model, special_of(model.tokenizer, place), MODEL, processes or Processes())
+
+
+def task_of(config: ModelConfig) -> Task:
+    """The task that trains models of this shape.
+
+    >>> task_of(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
+    'lm'
+    """
+    return next(task for task, objective in OBJECTIVES.items() if config.shape in objective.shapes)
 
 
 def known_limits(model: Transformer) -> list[int]:

@@ -20,7 +20,7 @@ from phasor.config import ModelConfig
 from phasor.config.schema import check_integer, quote
 from phasor.config.text_files import path_of
 from phasor.data.prefetch import Prefetcher
-from phasor.evaluation.evaluator import perplexity
+from phasor.evaluation.metrics.cross_entropy import perplexity
 from phasor.evaluation.stream_folder import StreamFolder, model_fingerprint
 from phasor.evaluation.token_source import TokenSource, open_tokens
 from phasor.models.windows import window_config

@@ -41,7 +41,7 @@ def translate(
     >>> from phasor import SpecialTokens, preset
     >>> from phasor.data.tokenizers import byte_tokenizer
     >>> model = Transformer(preset("transformer-base", dim=16, num_heads=2, num_layers=1, vocab_size=261))
-    >>> model.tokenizer, model.special = byte_tokenizer("translation"), SpecialTokens(start=1, stop=(2,))
+    >>> model.tokenizer, model.special = byte_tokenizer("$A <eos>"), SpecialTokens(start=1, stop=(2,))
     >>> new = translate(model, ["a text", "", "another"], num_beams=2, max_new_tokens=5)
     >>> len(new), new[1]
     (3, '')

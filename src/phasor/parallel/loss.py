@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from phasor.data.batch import Batch, pad_rows
-from phasor.nn.heads import BALANCE_WEIGHT, head_loss
+from phasor.nn.heads import BALANCE_WEIGHT
 from phasor.nn.moe import balance_of, mixtures_of, routed_tokens
 from phasor.nn.record import Record
-from phasor.parallel.cuts import Place
-from phasor.parallel.tokens import TokenShare
+from phasor.parallel.tokens import ALL_TOKENS, TokenShare
 from phasor.transformer import Transformer
 
-ALL_TOKENS = TokenShare(Place())
+
+class MeanLoss(Protocol):
+    """The mean over a share of the tokens of a batch, by their weights; `record` is for the model's forward."""
+
+    def __call__(
+        self, model: Transformer, batch: Batch, record: Record | None, share: TokenShare, *, training: bool
+    ) -> Tensor: ...
 
 
 def local_loss(
+    mean_loss: MeanLoss,
     model: Transformer,
     batch: Batch,
     count: float,
@@ -26,24 +33,17 @@ def local_loss(
     sum_over: Callable[[Tensor], Tensor],
     share: TokenShare = ALL_TOKENS,
     *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    balance_weight: float = BALANCE_WEIGHT,
+    training: bool = True,
 ) -> Tensor:
     """The part of a share of a batch in a mean over `count` tokens; `sum_over` sums a tensor over all processes.
 
     The model is given whole rows, and computes the tokens of `share`. `balance_share` is how much the balancing loss of
-    the whole batch counts: 1, or less where gradients of several batches are accumulated.
+    the whole batch counts: 1, or less where gradients of several batches are accumulated; it is for training alone.
     """
-    record = Record("router") if balance_weight and mixtures_of(model) else None
+    record = Record("router") if training and mixtures_of(model) else None
     padded = batch.pad_to_multiple(share.multiple)
-    hidden = model(*padded.inputs, record=record, head=False, **padded.sequence_args)
-    assert model.head is not None
-    targets, weights = share.take(padded.targets), share.take(padded.weights)
-    mean = head_loss(
-        model.head, hidden, model.tokens.table, targets, weights, label_smoothing=label_smoothing, z_loss=z_loss
-    )
-    loss = mean.total * (weights.sum() / max(count, 1.0))
+    mean = mean_loss(model, padded, record, share, training=training)
+    loss = mean * (share.take(padded.weights).sum() / max(count, 1.0))
     if record is None:
         return loss
     rows = [batch.tokens] if batch.source is None else [batch.tokens, batch.source]
@@ -53,7 +53,7 @@ def local_loss(
         for side, of_side in zip(routed_tokens(model, record), counted, strict=True)
         for each in side
     ]
-    return loss + balance_weight * balance_share * balance_of(routed, sum_over)
+    return loss + BALANCE_WEIGHT * balance_share * balance_of(routed, sum_over)
 
 
 def counted_tokens(rows: Tensor, repeated: int, share: TokenShare) -> Tensor:

@@ -54,3 +54,6 @@ class TokenShare:
     def slice(self, x: Tensor) -> Tensor:
         """The same of what all processes along the tensor axis have."""
         return x if self.place.tensor[1] == 1 else own_slice(x, *self.place.tensor)
+
+
+ALL_TOKENS = TokenShare(Place())

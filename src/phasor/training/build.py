@@ -23,10 +23,9 @@ from phasor.models.presets import preset
 from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.mesh import Mesh, mesh_why_not
 from phasor.training.datasets import Datasets
+from phasor.training.objectives import objective_of
 from phasor.training.state import TrainingState
 from phasor.transformer import Transformer
-
-SHAPES = {"lm": "decoder", "translation": "encoder-decoder", "mlm": "encoder"}
 
 
 def merge(below: Any, above: Any) -> Any:
@@ -51,9 +50,10 @@ def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None 
     """
     fields = dict(recipe.model)
     name = fields.pop("preset", None)
-    if recipe.task == "mlm" and (name is None or not preset(name).has_logits):
-        fields["head"] = merge({"kind": "mlm"}, fields.get("head", {}))
-    fields = {"shape": SHAPES[recipe.task], "vocab_size": vocab_size} | fields if name is None else fields
+    objective = objective_of(recipe)
+    if head := objective.head(None if name is None else preset(name)):
+        fields["head"] = merge(head, fields.get("head", {}))
+    fields = {"shape": objective.shapes[0], "vocab_size": vocab_size} | fields if name is None else fields
     fields.setdefault("vocab_size", vocab_size)
     if source_vocab_size is not None:
         fields["embedding"] = merge({"source_vocab_size": source_vocab_size}, fields.get("embedding", {}))
@@ -69,16 +69,16 @@ def check_config(
     config: ModelConfig, recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None
 ) -> ModelConfig:
     """The configuration as it is, or one sentence about why the recipe cannot train it."""
-    expected = SHAPES[recipe.task]
-    if config.shape != expected:
-        expected, actual = (f"{'an' if shape.startswith('e') else 'a'} {shape}" for shape in (expected, config.shape))
-        raise ValueError(f"the task {recipe.task!r} trains {expected}, and this model is {actual}")
-    if not config.has_logits:
-        raise ValueError(f"training needs a head that gives logits, and this model's is {config.head.kind!r}")
+    objective = objective_of(recipe)
+    if config.shape not in objective.shapes:
+        expected = " or ".join(map(with_article, objective.shapes))
+        raise ValueError(f"the task {recipe.task!r} trains {expected}, and this model is {with_article(config.shape)}")
+    if (why_not := objective.head_why_not(config)) is not None:
+        raise ValueError(why_not)
     if config.vocab_size < vocab_size:
         raise ValueError(f"the tokenizer has {vocab_size} tokens, and the model's vocabulary {config.vocab_size}")
     read, known = source_vocab_size or vocab_size, config.embedding.source_vocab_size or config.vocab_size
-    if recipe.task == "translation" and known < read:
+    if config.shape == "encoder-decoder" and known < read:
         raise ValueError(f"the source's tokenizer has {read} tokens, and the model's source vocabulary {known}")
     for position in (config.input_position, *config.layer_positions()):
         limit = position.max_positions
@@ -92,6 +92,14 @@ def check_config(
                 f"data.positions_to is {recipe.data.positions_to}, and this model allows {limit} positions"
             )
     return config
+
+
+def with_article(shape: str) -> str:
+    """
+    >>> with_article("encoder"), with_article("decoder")
+    ('an encoder', 'a decoder')
+    """
+    return f"{'an' if shape.startswith('e') else 'a'} {shape}"
 
 
 def check_model(recipe: Recipe, processes: int = 1) -> None:
@@ -111,6 +119,10 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
     replicate, shard, context, tensor = recipe.parallel.sizes(processes)
     mesh = Mesh(replicate=replicate, shard=shard, context=context, tensor=tensor)
     length = recipe.data.sequence_length
+    if context * tensor > 1 and not objective_of(recipe).cuts_tokens:
+        raise ValueError(
+            f"the task {recipe.task!r} does not cut rows or heads: leave parallel.context and parallel.tensor out"
+        )
     reason = mesh_why_not(config, mesh, length, prefix="parallel.", row="data.sequence_length {:,}")
     if reason is not None:
         raise ValueError(reason)
@@ -123,7 +135,7 @@ def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     config = model_config(recipe, *vocabulary_sizes(datasets)).replace(trained_length=datasets.longest)
     torch.manual_seed(recipe.train.seed)
     model = Transformer(config)
-    special, start = datasets.special, datasets.special.start if recipe.task == "translation" else None
+    special, start = datasets.special, datasets.special.start if config.shape == "encoder-decoder" else None
     model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     return model

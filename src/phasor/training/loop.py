@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from phasor.checkpoints.runs import checkpoint_name
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.data.examples import examples_of
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
 from phasor.parallel.processes import JoinedProcesses, Processes, join_processes
@@ -26,7 +27,6 @@ from phasor.training.progress import RunSummary, StepReport, TrainingProgress
 from phasor.training.result import Status, TrainingResult
 from phasor.training.resume import check_same, check_steps_left, comparable, fixed_fields, is_restarted, shared_state
 from phasor.training.run import RunFolder, choose_run_folder
-from phasor.training.samples import sample_text
 from phasor.training.sharded import ShardedTrainer
 from phasor.training.signals import SharedStopSignal, StopSignal
 from phasor.training.state import (
@@ -115,9 +115,7 @@ def train_as(
         fingerprint = None if state is None else state.values["fixed"]["tokens"]
         datasets = shared_datasets(run, processes, progress, fingerprint)
         if datasets.skipped:
-            run.notify(
-                f"{datasets.skipped} pairs with more than {recipe.data.sequence_length} tokens on a side are left out"
-            )
+            run.notify(f"{examples_of(recipe).left_out(datasets.skipped)} are left out")
         if joined is not None:
             model, weights = outline_model(recipe, datasets, state, verify=joined.is_first)
         else:
@@ -130,6 +128,7 @@ def train_as(
             if joined is None
             else ShardedTrainer(model, recipe, steps, joined, stop, weights)
         )
+        trainer.objective.prepare(trainer.model, datasets, run, device)
         training = TrainingLoop(trainer, datasets, run, stop, progress, processes)
         if state is not None:
             training.restore(state)
@@ -426,7 +425,7 @@ class TrainingLoop:
             model_step = self.use_best() if self.recipe.save.best else self.step
             with self.trainer.eval_mode():
                 model = self.trainer.inference_model()
-                sample = sample_text(model, self.recipe, self.datasets)
+                sample = self.trainer.objective.sample(model, self.datasets)
                 self.folder.finish(model, sample, self.trainer.model_sources())
         self.folder.plot()
         return TrainingResult(

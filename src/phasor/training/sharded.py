@@ -82,14 +82,13 @@ class ShardedTrainer(Trainer):
             balance_share = 1.0 if len(batches) == 1 else (batch.whole_count or batch.count) / max(count, 1.0)
             with self.precision():
                 loss = local_loss(
+                    self.objective.mean_loss,
                     self.model,
                     batch,
                     count,
                     balance_share,
                     self.processes.sum,
                     self.shards.tokens,
-                    label_smoothing=self.recipe.train.label_smoothing,
-                    z_loss=self.recipe.train.z_loss,
                 )
             loss.backward()
             total += loss.detach()
@@ -112,7 +111,14 @@ class ShardedTrainer(Trainer):
                     return None
                 here = batch.share(*self.processes.share).to(self.device)
                 total += local_loss(
-                    self.model, here, 1.0, 0.0, self.processes.sum, self.shards.tokens, balance_weight=0.0
+                    self.objective.mean_loss,
+                    self.model,
+                    here,
+                    1.0,
+                    0.0,
+                    self.processes.sum,
+                    self.shards.tokens,
+                    training=False,
                 )
                 count += batch.count
         return float(self.processes.sum(total)) / count if count else float("nan")

@@ -24,6 +24,7 @@ from phasor.nn.mode import eval_mode
 from phasor.ops.attention import cudnn
 from phasor.training.float8 import convert_to_float8
 from phasor.training.graphs import StepGraphs
+from phasor.training.objectives import objective_of
 from phasor.training.optimizer import (
     EMA,
     NamedWeights,
@@ -83,7 +84,7 @@ class Trainer:
     """
 
     def __init__(self, model: Transformer, recipe: Recipe, steps: int) -> None:
-        self.recipe, self.steps = recipe, steps
+        self.recipe, self.steps, self.objective = recipe, steps, objective_of(recipe)
         self.device = resolve_device(recipe.train.device)
         self.model = self.place(model).train()
         if recipe.train.precision == "float8":
@@ -91,7 +92,7 @@ class Trainer:
         if recipe.train.activation_checkpointing:
             checkpoint_blocks(self.model)
         if compiles_blocks(recipe, self.device):
-            self.compile(dynamic=recipe.task == "translation")
+            self.compile(dynamic=self.objective.varied_batches)
         self.weights = self.shard()
         graphs = recipe.train.cuda_graphs and self.device.type == "cuda"
         self.graphs = StepGraphs(lambda batch: self.compute_step(0, [batch], 0.0)) if graphs else None
@@ -159,14 +160,7 @@ class Trainer:
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a batch that training minimizes."""
         with self.precision():
-            return self.model.loss(
-                *batch.inputs,
-                targets=batch.targets,
-                weights=batch.weights,
-                label_smoothing=self.recipe.train.label_smoothing,
-                z_loss=self.recipe.train.z_loss,
-                **batch.sequence_args,
-            ).total
+            return self.objective.loss(self.model, batch)
 
     @torch.no_grad()
     def clip_gradients(self, stats: Tensor) -> None:
@@ -186,7 +180,7 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self, batches: Iterable[Batch], stopped: Callable[[], bool]) -> float | None:
-        """The mean cross-entropy of batches, with the averaged weights if there are any; None if stopped midway."""
+        """The mean validation loss of batches, with the averaged weights if there are any; None if stopped midway."""
         total = count = 0.0
         with self.eval_mode():
             for batch in batches:
@@ -194,14 +188,8 @@ class Trainer:
                     return None
                 here = batch.to(self.device)
                 with self.precision():
-                    loss = self.model.loss(
-                        *here.inputs,
-                        targets=here.targets,
-                        weights=here.weights,
-                        balance_weight=0.0,
-                        **here.sequence_args,
-                    )
-                total += float(loss.total) * batch.count
+                    loss = self.objective.validation_loss(self.model, here)
+                total += float(loss) * batch.count
                 count += batch.count
         return total / count if count else math.nan
 
@@ -245,7 +233,7 @@ class Trainer:
 
         For each new shape cuDNN plans its attention anew, which takes longer than a step.
         """
-        kernels = sdpa_kernel(cudnn.OTHER_BACKENDS) if self.recipe.task == "translation" else nullcontext()
+        kernels = sdpa_kernel(cudnn.OTHER_BACKENDS) if self.objective.varied_batches else nullcontext()
         with autocast(self.recipe, self.device), kernels:
             yield
 

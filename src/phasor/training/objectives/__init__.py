@@ -1,0 +1,23 @@
+"""What a run minimizes: a file per task, and the table that names them."""
+
+from phasor.config.recipe import Recipe
+from phasor.config.tasks import Task
+from phasor.training.objectives.base import Objective as Objective
+from phasor.training.objectives.language import LanguageModeling
+from phasor.training.objectives.masked import MaskedModeling
+from phasor.training.objectives.translation import Translation
+
+OBJECTIVES: dict[Task, type[Objective]] = {
+    "lm": LanguageModeling,
+    "translation": Translation,
+    "mlm": MaskedModeling,
+}
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """The objective of a recipe's task.
+
+    >>> objective_of(Recipe()).shapes
+    ('decoder',)
+    """
+    return OBJECTIVES[recipe.task](recipe)
