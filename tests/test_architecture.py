@@ -32,7 +32,8 @@ HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safe
 
 PUBLIC = """
 ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DenseConfig DilatedConfig DropoutConfig
-EmbeddingConfig EncoderConfig ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig
+EmbeddingConfig EncoderConfig Engine ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig
+GELUConfig
 GELUTanhConfig GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig
 LayerNormConfig LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig
 OptimizerConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig

@@ -32,6 +32,7 @@ _HOMES = {
     "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
+    "phasor.generation.engine": "Engine",
     "phasor.nn.record": "Record",
     "phasor.transformer": "Transformer",
     "phasor.nn.positions.rotary.module": "Rotary",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from phasor.generation import Generated as Generated
     from phasor.generation import generate as generate
     from phasor.generation import stream as stream
+    from phasor.generation.engine import Engine as Engine
     from phasor.inspect.backends import backends as backends
     from phasor.inspect.explain import explain as explain
     from phasor.inspect.kinds import kinds as kinds

@@ -11,6 +11,8 @@ from torch import Tensor
 from phasor.config.generation import GenerationConfig
 from phasor.generation.constraints import MINUS_INFINITY
 
+GREEDY = GenerationConfig()
+
 
 def penalize(logits: Tensor, options: GenerationConfig, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
     """One row of logits `[vocab]` with tokens that occurred already made less likely.
@@ -132,20 +134,34 @@ def check_best(score: float) -> None:
         )
 
 
-def likeliest_tokens(scores: Tensor) -> list[int]:
-    """The likeliest token of each row `[B, vocab]`, read together with its score, which has to be finite."""
-    best = scores.max(-1)
-    values, tokens = torch.stack((best.values.double(), best.indices.double())).tolist()
-    for value in values:
-        check_best(value)
-    return [int(token) for token in tokens]
+def choose_tokens(
+    scores: Tensor, options: GenerationConfig, randoms: Sequence[RandomStream]
+) -> list[tuple[int, float]]:
+    """The next token of each row of penalized logits `[B, vocab]`, and its largest one, which `check_best` judges.
+
+    Tokens are the likeliest, or samples.
+
+    >>> [token for token, _ in choose_tokens(torch.eye(3), GenerationConfig(), [])]
+    [0, 1, 2]
+    """
+    best, tokens = scores.max(-1)
+    if options.samples:
+        uniform = torch.stack([random.next() for random in randoms]).to(scores.device)
+        tokens = draw(filter_logits(scores, options).softmax(-1), uniform)
+    values, chosen = torch.stack((best.double(), tokens.double())).tolist()
+    return [(int(token), value) for token, value in zip(chosen, values, strict=True)]
 
 
 def choose_token(scores: Tensor, options: GenerationConfig, random: RandomStream) -> int:
     """The next token from penalized logits `[vocab]`: the likeliest, or a sample."""
-    if not options.samples:
-        return likeliest_tokens(scores[None])[0]
-    token = draw(filter_logits(scores, options).softmax(-1), random.next().to(scores.device))
-    best, chosen = torch.stack((scores.max().double(), token.double())).tolist()
+    token, best = choose_tokens(scores[None], options, [random])[0]
     check_best(best)
-    return int(chosen)
+    return token
+
+
+def likeliest_tokens(scores: Tensor) -> list[int]:
+    """The likeliest token of each row `[B, vocab]`, read together with its score, which has to be finite."""
+    found = choose_tokens(scores, GREEDY, [])
+    for _, best in found:
+        check_best(best)
+    return [token for token, _ in found]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phasor.kv_cache.dynamic import KVCache
-from phasor.kv_cache.protocol import EncoderOutput
+from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
 from phasor.transformer import Transformer
 
 
@@ -45,7 +45,7 @@ class EagerRunner:
 
 def prefill(
     model: Transformer,
-    cache: KVCache,
+    cache: KVCacheProtocol,
     prompts: Sequence[Sequence[int]],
     memory: EncoderOutput | None = None,
     positions: Sequence[Sequence[int]] | None = None,

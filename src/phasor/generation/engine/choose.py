@@ -1,0 +1,68 @@
+"""The next tokens of rows whose requests have different options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from phasor.config.generation import GenerationConfig
+from phasor.generation.engine.row import EngineRow
+from phasor.generation.sampling import GREEDY, check_best, choose_tokens
+
+
+def add_tokens(rows: Sequence[EngineRow], logits: Tensor) -> dict[EngineRow, Exception]:
+    """Choose and append the next token of each row, from logits `[B, vocab]`.
+
+    Rows whose options are alike are taken together. The result has the rows for which no token can be chosen.
+    """
+    failed: dict[EngineRow, Exception] = {}
+    plain = [i for i, row in enumerate(rows) if row.handle.is_argmax_only]
+    if plain:
+        own = logits if len(plain) == len(rows) else logits[plain]
+        add_chosen([rows[i] for i in plain], own, GREEDY, failed)
+    groups: dict[GenerationConfig, list[tuple[EngineRow, Tensor]]] = {}
+    for i in sorted(set(range(len(rows))).difference(plain)):
+        try:
+            scores = score(rows[i], logits[i])
+        except Exception as error:  # of a caller's logits processor
+            failed[rows[i]] = error
+        else:
+            groups.setdefault(rows[i].handle.filters, []).append((rows[i], scores))
+    for options, members in groups.items():
+        add_chosen([row for row, _ in members], torch.stack([scores for _, scores in members]), options, failed)
+    return failed
+
+
+def score(row: EngineRow, logits: Tensor) -> Tensor:
+    """The scores `[vocab]` of the next token: logits that are penalized and constrained."""
+    handle, prompt, new = row.handle, row.state.prompt, row.state.new
+    scores = handle.request.score(logits, prompt, new)
+    return scores if handle.logits_processor is None else handle.logits_processor(prompt, new, scores)
+
+
+def add_chosen(
+    rows: Sequence[EngineRow], scores: Tensor, options: GenerationConfig, failed: dict[EngineRow, Exception]
+) -> None:
+    found = choose_tokens(scores, options, [row.state.random for row in rows])
+    for row, own, (token, best) in zip(rows, scores, found, strict=True):
+        try:
+            check_best(best)
+        except ValueError as error:
+            failed[row] = error
+        else:
+            row.handle.request.add_token(row.state, token, own)
+            row.text.append(token)
+            if row.handle.top_logprobs:
+                row.tops.append(likeliest(own, row.handle.top_logprobs))
+
+
+def likeliest(scores: Tensor, count: int) -> dict[int, float]:
+    """The log-probabilities of the likeliest tokens.
+
+    >>> likeliest(torch.tensor([0.0, 0.0]), 1)
+    {0: -0.6931471824645996}
+    """
+    values, tokens = scores.log_softmax(-1).topk(min(count, len(scores)))
+    return dict(zip(tokens.tolist(), values.tolist(), strict=True))

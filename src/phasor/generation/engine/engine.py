@@ -1,0 +1,353 @@
+"""`Engine`: requests of many callers, answered together by one model."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import torch
+
+from phasor.config import Extension
+from phasor.config.generation import GenerationConfig
+from phasor.config.schema import check_integer
+from phasor.generation.api import Generated
+from phasor.generation.engine.choose import add_tokens
+from phasor.generation.engine.extended import ExtendedModels
+from phasor.generation.engine.forward import run_batch
+from phasor.generation.engine.handle import Handle, LogitsProcessor
+from phasor.generation.engine.memory import default_pages
+from phasor.generation.engine.row import EngineRow
+from phasor.generation.engine.scheduler import EngineBatch, Scheduler
+from phasor.generation.request import GenerationRequest, build_request
+from phasor.kv_cache.paged import PagedKVCache
+from phasor.nn.mode import eval_mode
+from phasor.nn.positions.base import Position
+from phasor.transformer import Stack, Transformer
+
+
+class QueueFullError(RuntimeError):
+    """As many requests wait as may wait: try again later."""
+
+
+@dataclass
+class EngineStats:
+    """What an engine is doing, and what it has done since it was created.
+
+    `prompt_tokens` were read, without those that other requests had read before (`cached_tokens`). A row is `set_back`
+    where pages run out: it is computed again.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    pages: int = 0
+    pages_held: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    set_back: int = 0
+
+
+class Engine:
+    """Continuous batching: requests join and leave between the steps of a model.
+
+    Up to `max_rows` continuations run at once; their keys and values are in `pages` pages of `page_size` tokens. Up to
+    `max_waiting` requests wait, and one more raises a `QueueFullError`. A prompt is read in chunks of up to
+    `prefill_chunk` tokens, beside the rows that decode. Prompts that begin alike share their pages, unless
+    `share_prefixes` is False. With `deterministic` a request gets the same bits alone and among others.
+
+    `submit` returns a `Handle`. Work is done by `step`, which handles call where no thread does, or by the thread that
+    `start` begins. All methods may be called from any thread.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
+    >>> with Engine(model, max_rows=2) as engine:
+    ...     handles = [engine.submit([1, 2, n], max_new_tokens=5) for n in range(3)]
+    ...     [len(handle.result().tokens) for handle in handles]
+    [5, 5, 5]
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        max_rows: int = 16,
+        pages: int | None = None,
+        page_size: int = 16,
+        prefill_chunk: int = 512,
+        max_waiting: int = 1024,
+        deterministic: bool = False,
+        share_prefixes: bool = True,
+        extension: Extension | str | None = None,
+    ) -> None:
+        for name, value in {"max_rows": max_rows, "page_size": page_size, "prefill_chunk": prefill_chunk}.items():
+            check_integer(f"an engine's {name}", value, 1, 1 << 31)
+        check_integer("an engine's max_waiting", max_waiting, 0, 1 << 31)
+        if not isinstance(model, Transformer) or model.decoder is None:
+            raise ValueError("an engine needs a decoder or an encoder-decoder")
+        self.model, self.deterministic, self.max_waiting, self.extension = model, deterministic, max_waiting, extension
+        self._models = ExtendedModels(model)
+        pages = default_pages(model, max_rows, page_size) if pages is None else pages + 1
+        cache = PagedKVCache(
+            model.config,
+            max_rows=max_rows,
+            pages=pages,
+            page_size=page_size,
+            most_new=prefill_chunk,
+            device=model.tokens.weight.device,
+            dtype=model.tokens.dtype,
+        )
+        share_prefixes = share_prefixes and not cache.keeps_states and model.encoder is None
+        self._cache = cache
+        self._scheduler = Scheduler(cache, prefill_chunk, deterministic=deterministic, share_prefixes=share_prefixes)
+        self._stats = EngineStats()
+        self._new: deque[Handle] = deque()
+        self._handles: dict[Handle, None] = {}  # those that have begun and not ended
+        self._work = threading.Condition()  # guards what is new
+        self._stepping = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        options: GenerationConfig | None = None,
+        *,
+        logprobs: int | None = None,
+        extension: Extension | str | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        on_piece: Callable[[Generated | None], None] | None = None,
+        start: int | None = None,
+        **fields: Any,
+    ) -> Handle:
+        """Begin a request, with the options of `phasor.generate`.
+
+        `logprobs` asks for the log-probability of each token, and of that many of the likeliest in its place.
+        `extension` is a rotary extension of this request alone, or the name of one, which is used where prompt and new
+        tokens are longer than the model was trained at. `logits_processor` is called with the prompt, the new tokens
+        and the scores `[vocab]` of the next one, and returns other scores. `on_piece` is called in the thread that runs
+        the engine with every piece, and with None at the end.
+        """
+        extension = self.extension if extension is None else extension
+        request = self._build(self.model, prompt, options, fields, start, logprobs)
+        if extension is not None:
+            most = request.planned_lengths(request.decoder_prompts())
+            model = self._models.get(extension, max(most) if most else request.longest(request.decoder_prompts()))
+            if model is not self.model:
+                request = self._build(model, prompt, options, fields, start, logprobs)
+        self._check_size(request)
+        handle = Handle(self, request, logits_processor=logits_processor, top_logprobs=logprobs or 0, on_piece=on_piece)
+        handle.salt = salt(request)
+        with self._work:
+            if self._closed:
+                raise ValueError("the engine is closed")
+            if len(self._new) + self._stats.waiting >= self.max_waiting + len(self._cache.free):
+                raise QueueFullError(f"{self.max_waiting} requests wait already, as many as may: try again later")
+            self._new.append(handle)
+            self._work.notify_all()
+        return handle
+
+    def _build(
+        self,
+        model: Transformer,
+        prompt: Any,
+        options: GenerationConfig | None,
+        fields: dict[str, Any],
+        start: int | None,
+        logprobs: int | None,
+    ) -> GenerationRequest:
+        request = build_request(
+            model, prompt, options, fields, start=start, details=logprobs is not None, streams="num_beams" not in fields
+        )
+        own = request.options
+        if request.is_batch:
+            raise ValueError("an engine takes one prompt per request: submit each of them")
+        if own.num_beams > 1 or own.penalty_alpha or own.prompt_lookup_tokens or own.compile:
+            raise ValueError(
+                "an engine decodes greedily and samples: num_beams, penalty_alpha, prompt_lookup_tokens and compile "
+                "are for phasor.generate"
+            )
+        return request
+
+    def _check_size(self, request: GenerationRequest) -> None:
+        prompts = request.decoder_prompts()
+        most = request.options.max_new_tokens
+        tokens = None if most is None else len(prompts[0]) + most
+        if not self._cache.fits(tokens):
+            held = (max(t.pool.count for t in self._cache.tables.values()) - 1) * self._cache.page_size
+            raise ValueError(
+                f"the engine has pages for {held} tokens, and prompt and new tokens are "
+                f"{'without end' if tokens is None else tokens}"
+            )
+
+    def step(self) -> bool:
+        """Read the next tokens of all rows, and choose new ones; whether there is anything left to do."""
+        with self._stepping:
+            self._take_new()
+            if not self._handles:
+                return False
+            with eval_mode(self.model), torch.inference_mode():
+                self._scheduler.admit()
+                for batch in self._scheduler.prompt_batches():
+                    self._run(batch)
+                for batch in self._scheduler.token_batches():
+                    self._run(batch)
+            self._stats.steps += 1
+            self._update_stats()
+            return bool(self._handles)
+
+    def _take_new(self) -> None:
+        """Let new requests wait for a row, and end those that were cancelled."""
+        with self._work:
+            new = list(self._new)
+            self._new.clear()
+        for handle in new:
+            self._handles[handle] = None
+            self._scheduler.waiting.append(handle.rows[0])
+        for handle in [handle for handle in self._handles if handle.cancelled]:
+            self._stats.cancelled += 1
+            self._end(handle, clear=True)
+        self._update_stats()
+
+    def _run(self, batch: EngineBatch) -> None:
+        """Run a batch, choose the next token of each row that has read all of its text, and hand out what is new."""
+        try:
+            logits = run_batch(self._cache, batch)
+        except Exception as error:  # such as too little memory: of these requests, and not of the others
+            for handle in dict.fromkeys(row.handle for row in batch.rows):
+                self._fail(handle, error)
+            return
+        rows: list[EngineRow] = []
+        index: list[int] = []
+        for i, (row, new) in enumerate(zip(batch.rows, batch.new, strict=True)):
+            self._stats.prompt_tokens += new if row.count <= len(row.state.prompt) else 0
+            self._scheduler.remember(row)
+            if row.pending == 0:
+                own = [row, *self._scheduler.fork(row)]
+                rows += own
+                index += [i] * len(own)
+        if not rows:
+            return
+        failed = add_tokens(rows, logits if index == list(range(len(logits))) else logits[index])
+        for handle, reason in {row.handle: reason for row, reason in failed.items()}.items():
+            self._fail(handle, reason)
+        for handle in dict.fromkeys(row.handle for row in rows):
+            if handle in self._handles:
+                self._deliver(handle)
+
+    def _deliver(self, handle: Handle) -> None:
+        """Hand out the new tokens of a request, and end its rows that are done."""
+        states = [row.state for row in handle.rows]
+        first = [state.num_read for state in states]
+        texts = handle.tracker.read(states)
+        pieces = []
+        for row, start, text in zip(handle.rows, first, texts, strict=True):
+            state = row.state
+            if row.ended or state.num_read == start:
+                continue
+            self._stats.new_tokens += state.num_read - start
+            reason = None
+            if state.done:
+                reason = "stop" if handle.is_stopped(row) else "length"
+                text += handle.tracker.decoders[row.index].flush() if handle.tracker.decoders else ""
+                self._scheduler.end(row)
+            new, values = state.new[start:], state.log_probabilities[start:]
+            own = None if handle.request.tokenizer is None else text
+            pieces.append(Generated(new, values, own, None, row.index, reason, row.tops[start:]))
+        try:
+            for piece in pieces:
+                handle.deliver(piece)
+        except Exception as error:  # of a caller's on_piece
+            self._fail(handle, error)
+            return
+        if all(row.ended for row in handle.rows):
+            self._stats.finished += 1
+            self._end(handle)
+
+    def _fail(self, handle: Handle, error: Exception) -> None:
+        self._stats.failed += 1
+        self._end(handle, error, clear=True)
+
+    def _end(self, handle: Handle, error: Exception | None = None, *, clear: bool = False) -> None:
+        del self._handles[handle]
+        for row in handle.rows:
+            if not row.ended:
+                self._scheduler.end(row, clear=clear)
+        self._stats.cached_tokens += handle.cached_tokens
+        handle.end(error)
+
+    def _update_stats(self) -> None:
+        tables = list(self._cache.tables.values())
+        self._stats.waiting, self._stats.running = len(self._scheduler.waiting), len(self._scheduler.running)
+        self._stats.pages = sum(table.pool.count - 1 for table in tables)
+        self._stats.pages_held = sum(table.pool.held for table in tables)
+        self._stats.set_back = self._scheduler.set_back
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and what it has done."""
+        with self._work:
+            found = EngineStats(**vars(self._stats))
+            found.waiting += len(self._new)
+            return found
+
+    def start(self) -> Self:
+        """Begin a thread that runs the engine until it is closed."""
+        with self._work:
+            if self._closed:
+                raise ValueError("the engine is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="phasor-engine", daemon=True)
+                self._thread.start()
+        return self
+
+    def _loop(self) -> None:
+        while not self._closed:
+            if not self.step():
+                with self._work:
+                    if not self._new and not self._closed:
+                        self._work.wait()
+
+    def advance(self) -> bool:
+        """Do a step where no thread runs the engine; whether this one did."""
+        if self._thread is not None or self._closed:
+            return False
+        self.step()
+        return True
+
+    def wake(self) -> None:
+        """Let the engine's thread look at what has changed."""
+        with self._work:
+            self._work.notify_all()
+
+    def close(self) -> None:
+        """End the thread, and cancel what has not ended."""
+        with self._work:
+            self._closed = True
+            self._work.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._stepping:
+            for handle in [*self._new, *self._handles]:
+                handle.cancelled = True
+            self._take_new()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def salt(request: GenerationRequest) -> bytes:
+    """What keys and values depend on beside the tokens: the frequencies of the positions."""
+    stack, planned = cast(Stack, request.model.decoder), request.planned_lengths(request.decoder_prompts())
+    schemes = [cast(Position, scheme) for scheme in stack.positions]
+    keys = [None if planned is None else scheme.length_key(planned[0]) for scheme in schemes]
+    return hashlib.sha256(repr((stack.schemes, keys)).encode()).digest()

@@ -1,0 +1,29 @@
+"""One call of the model for the rows of a batch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from phasor.generation.engine.scheduler import EngineBatch
+from phasor.generation.runners.eager import pad_rows, prefill
+from phasor.kv_cache.paged import PagedKVCache
+from phasor.kv_cache.protocol import EncoderOutput
+
+
+def run_batch(cache: PagedKVCache, batch: EngineBatch) -> Tensor:
+    """Read the next tokens of a batch; the logits `[B, vocab]` after the last of each row."""
+    cached = [row.cached for row in batch.rows if row.cached is not None]
+    tokens = [row.text[row.count : row.count + new] for row, new in zip(batch.rows, batch.new, strict=True)]
+    call = cache.call(cached, fill=batch.fill, round_up=batch.round_up, config=batch.model.config)
+    sources = encode(batch) if batch.reads_sources else None
+    logits = prefill(batch.model, call, tokens + [[0]] * batch.fill, call.memory if sources is None else sources)
+    if sources is not None:
+        cache.keep_source(cached, sources, call.cross)
+    return logits[: len(cached)]
+
+
+def encode(batch: EngineBatch) -> EncoderOutput:
+    """The encoder's output of the prompts of a batch."""
+    prompts = [row.handle.request.prompts[0] for row in batch.rows]
+    source, real = pad_rows(prompts, batch.model.tokens.weight.device, left=False)
+    return batch.model.encode(source, attention_mask=real)

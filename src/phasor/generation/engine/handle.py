@@ -1,0 +1,167 @@
+"""A handle: one request that the engine works on, its results as they come, and how it is cancelled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from phasor.config.generation import GenerationConfig
+from phasor.generation.api import Generated
+from phasor.generation.engine.row import EngineRow
+from phasor.generation.request import GenerationRequest
+from phasor.generation.sampling import GREEDY
+from phasor.generation.text import TextTracker
+
+if TYPE_CHECKING:
+    from phasor.generation.engine.engine import Engine
+
+# Given the prompt, the new tokens and the scores [vocab] of the next one: other scores.
+LogitsProcessor = Callable[[list[int], list[int], Tensor], Tensor]
+
+
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+class CancelledError(RuntimeError):
+    """The request was cancelled, or its engine closed."""
+
+
+class Handle:
+    """A request that `Engine.submit` accepted. Iterating gives its pieces as they come, `result` all of it at its end.
+
+    A piece is a `Generated` with the tokens, the text and the log-probabilities that are new, the `index` of the
+    continuation and, in its last piece, the `finish_reason`: "stop" or "length". Where no thread runs the engine,
+    iterating and `result` do.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        *,
+        logits_processor: LogitsProcessor | None = None,
+        top_logprobs: int = 0,
+        on_piece: Callable[[Generated | None], None] | None = None,
+    ) -> None:
+        self.engine, self.request = engine, request
+        self.logits_processor, self.top_logprobs, self.on_piece = logits_processor, top_logprobs, on_piece
+        self.is_argmax_only = request.is_argmax_only and logits_processor is None
+        self.filters = sampling_filters(request.options)
+        self.tracker = TextTracker(request)
+        self.rows = [EngineRow(self, i, state) for i, state in enumerate(request.new_rows())]
+        self.rows[0].followers = self.rows[1:]
+        self.salt = b""  # what keys and values depend on beside the tokens
+        self.cached_tokens = 0  # of the prompt, that other requests had read
+        self.submitted = time.monotonic()
+        self.error: Exception | None = None
+        self.cancelled = False
+        self._pieces: deque[Generated] = deque()
+        self._parts: list[list[Generated]] = [[] for _ in self.rows]
+        self._changed = threading.Condition()
+        self._ended = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more comes: finished, failed or cancelled."""
+        return self._ended
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of the prompt; of the source, for an encoder-decoder."""
+        return len(self.request.prompts[0])
+
+    @property
+    def new_tokens(self) -> int:
+        """The tokens that were generated so far, of all continuations."""
+        return sum(len(row.state.new) for row in self.rows)
+
+    def cancel(self) -> None:
+        """Stop the request; its rows are free from the next step on."""
+        self.cancelled = True
+        self.engine.wake()
+
+    def __iter__(self) -> Iterator[Generated]:
+        """The pieces as they come."""
+        while True:
+            with self._changed:
+                piece = self._pieces.popleft() if self._pieces else None
+                if piece is None and self._ended:
+                    self._raise()
+                    return
+            if piece is not None:
+                yield piece
+            elif not self.engine.advance():
+                with self._changed:
+                    if not self._pieces and not self._ended:
+                        self._changed.wait(timeout=1.0)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The whole of it as a `Generated`; a list of them where `num_return_sequences` is above 1.
+
+        A request that failed raises its error, one that was cancelled a `CancelledError`, and one that takes longer
+        than `timeout` seconds a `TimeoutError`, and goes on.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._ended:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"the request takes longer than {timeout} seconds")
+            if not self.engine.advance():
+                with self._changed:
+                    if not self._ended:
+                        self._changed.wait(timeout=1.0 if left is None else min(left, 1.0))
+        self._raise()
+        whole = [self._join(index) for index in range(len(self.rows))]
+        return whole[0] if self.request.samples_per_prompt == 1 else whole
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.cancelled:
+            raise CancelledError("the request was cancelled")
+
+    def _join(self, index: int) -> Generated:
+        parts = self._parts[index]
+        text = None if self.request.tokenizer is None else "".join(part.text or "" for part in parts)
+        return Generated(
+            [token for part in parts for token in part.tokens],
+            [value for part in parts for value in part.log_probabilities],
+            text,
+            index=index,
+            finish_reason=parts[-1].finish_reason,
+            top_log_probabilities=[each for part in parts for each in part.top_log_probabilities],
+        )
+
+    def is_stopped(self, row: EngineRow) -> bool:
+        """Whether a row that is done has ended at a stop, and not at its last token."""
+        decoders, new = self.tracker.decoders, row.state.new
+        return new[-1] in self.request.stop or (bool(decoders) and decoders[row.index].stopped)
+
+    def deliver(self, piece: Generated) -> None:
+        """Hand a piece to whoever waits for it."""
+        with self._changed:
+            self._pieces.append(piece)
+            self._parts[piece.index].append(piece)
+            self._changed.notify_all()
+        if self.on_piece is not None:
+            self.on_piece(piece)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Say that nothing more comes."""
+        with self._changed:
+            if self._ended:
+                return
+            self.error, self._ended = error, True
+            self._changed.notify_all()
+        if self.on_piece is not None:
+            self.on_piece(None)
+
+
+def sampling_filters(options: GenerationConfig) -> GenerationConfig:
+    """The options that decide how a token is drawn from scores: requests that agree in them are drawn together."""
+    return GREEDY.replace(**{name: getattr(options, name) for name in FILTERS}) if options.samples else GREEDY

@@ -1,0 +1,38 @@
+"""How many pages an engine has room for."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from phasor.transformer import Transformer
+
+SHARE_OF_GPU, SHARE_OF_HOST = 0.8, 0.25  # of free memory, and of all memory
+
+
+def default_pages(model: Transformer, max_rows: int, page_size: int) -> int:
+    """Pages for as many rows of the model's `max_length` as there may be, or as many as fit into the memory.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50, max_length=64))
+    >>> default_pages(model, max_rows=2, page_size=16)
+    9
+    """
+    config = model.config
+    wanted = max_rows * -(-config.max_length // page_size)
+    like = torch.zeros((), dtype=model.tokens.dtype)
+    per_token = sum(
+        torch.Size(kept.shape).numel() * (like if kept.dtype is None else like.to(getattr(torch, kept.dtype))).itemsize
+        for layer in range(config.num_layers)
+        for kept in config.cached_per_token(layer).values()
+    )
+    room = int(memory_for_pages(model.tokens.weight.device) // max(1, per_token * page_size))
+    return max(2, min(wanted, room)) + 1
+
+
+def memory_for_pages(device: torch.device) -> float:
+    """The bytes that pages may take on a device."""
+    if device.type == "cuda":
+        return SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+    return SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,176 @@
+"""Which rows hold pages, and which tokens the next calls of the model read."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from phasor.generation.engine.row import EngineRow
+from phasor.kv_cache.paged import PagedKVCache
+from phasor.transformer import Transformer
+
+TILE = 8  # rows of a decoding call of a deterministic engine
+
+
+@dataclass(frozen=True)
+class EngineBatch:
+    """One call of the model: rows, how many tokens each reads, and how many rows fill it up to a fixed size."""
+
+    rows: list[EngineRow]
+    new: list[int]
+    fill: int = 0
+    round_up: bool = False
+
+    @property
+    def model(self) -> Transformer:
+        return self.rows[0].handle.request.model
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether the encoder reads their prompts first."""
+        return self.rows[0].needs_source
+
+
+class Scheduler:
+    """Rows that wait, in the order in which they came, and those that run.
+
+    A row is begun where there are pages for all it has to read. Where pages run out later, the row that began last is
+    set back: it waits at the front, and reads its prompt and its new tokens again. A deterministic scheduler makes
+    calls of sizes that depend on the row alone: its prompt in chunks that begin at multiples of `chunk`, by itself, and
+    each new token in a call of `TILE` rows that attend to as many pages.
+    """
+
+    def __init__(self, cache: PagedKVCache, chunk: int, *, deterministic: bool, share_prefixes: bool) -> None:
+        self.cache, self.chunk, self.deterministic, self.share_prefixes = cache, chunk, deterministic, share_prefixes
+        self.multiple = math.lcm(chunk, cache.page_size) if deterministic else 1
+        self.waiting: deque[EngineRow] = deque()
+        self.running: list[EngineRow] = []  # the one that began first is first
+        self.set_back = 0  # how often a row was
+
+    def admit(self) -> None:
+        """Begin waiting rows while there is room for them."""
+        while self.waiting and self.cache.free:
+            row, handle = self.waiting[0], self.waiting[0].handle
+            request = handle.request
+            lengths = request.planned_lengths([row.state.prompt])
+            row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
+            if self.share_prefixes:
+                found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
+                handle.cached_tokens = max(handle.cached_tokens, found if not row.state.new else 0)
+            spare = len(self.running)  # a page for the next tokens of each of the others
+            if not self.cache.room_for(row.cached, row.pending, spare) and self.running:
+                self.cache.release(row.cached)
+                row.cached = None
+                return
+            self.running.append(self.waiting.popleft())
+
+    def shareable(self, row: EngineRow) -> list[int]:
+        """The tokens whose keys and values are the same bits for all rows that begin with them."""
+        return row.state.prompt if self.deterministic else row.text
+
+    def remember(self, row: EngineRow) -> None:
+        """Let other rows find what a row has read."""
+        if self.share_prefixes and row.cached is not None:
+            own = self.shareable(row)
+            stop = len(own) // self.multiple * self.multiple if self.deterministic else None
+            self.cache.remember(row.cached, own, stop)
+
+    def fork(self, row: EngineRow) -> list[EngineRow]:
+        """Begin the rows with the same prompt, which a row has just read, as far as there is room; others wait."""
+        begun = []
+        for follower in row.followers:
+            if follower.ended:
+                continue
+            if self.cache.free and row.cached is not None:
+                follower.cached = self.cache.fork(row.cached)
+                self.running.append(follower)
+                begun.append(follower)
+            else:
+                self.waiting.appendleft(follower)
+        row.followers = []
+        return begun
+
+    def end(self, row: EngineRow, *, clear: bool = False) -> None:
+        """Free what a row holds; `clear` where it may hold what is not a number."""
+        row.ended = True
+        if row.cached is None:
+            if row in self.waiting:
+                self.waiting.remove(row)
+            return
+        self.cache.release(row.cached, clear=clear)
+        row.cached = None
+        self.running.remove(row)
+
+    def reads_prompt(self, row: EngineRow) -> bool:
+        """Whether a row has more to read than the last token that was chosen."""
+        return row.count < len(row.state.prompt) if self.deterministic else row.pending > 1 or row.count == 0
+
+    def prompt_batches(self) -> Iterator[EngineBatch]:
+        """Calls that read prompts, of about `chunk` tokens together; each is run before the next is asked for."""
+        budget = self.chunk
+        rows = [row for row in self.running if self.reads_prompt(row)]
+        while rows and budget > 0:
+            batch = self.next_prompts(rows)
+            rows = rows[len(batch.rows) :]
+            budget -= max(batch.new) * len(batch.rows)
+            yield from self.reserve(batch)
+
+    def next_prompts(self, rows: list[EngineRow]) -> EngineBatch:
+        """The first rows whose next tokens are read in one call, padded to the same number."""
+        if self.deterministic:
+            row = rows[0]
+            most = self.chunk - row.count % self.chunk
+            return EngineBatch(rows[:1], [min(most, len(row.state.prompt) - row.count)])
+        first, new = rows[0], [min(rows[0].pending, self.chunk)]
+        for row in rows[1:]:
+            width = max(*new, min(row.pending, self.chunk))
+            alike = row.handle.request.model is first.handle.request.model and row.needs_source == first.needs_source
+            if not alike or width * (len(new) + 1) > self.chunk:
+                break
+            new.append(min(row.pending, self.chunk))
+        return EngineBatch(rows[: len(new)], new)
+
+    def token_batches(self) -> Iterator[EngineBatch]:
+        """Calls that read one token of each row that has read its prompt; each is run before the next is asked for."""
+        groups: dict[Hashable, list[EngineRow]] = {}
+        for row in self.running:
+            if not self.reads_prompt(row):
+                groups.setdefault(self.group(row), []).append(row)
+        size = TILE if self.deterministic else self.cache.max_rows
+        for rows in groups.values():
+            for start in range(0, len(rows), size):
+                tile = rows[start : start + size]
+                yield from self.reserve(EngineBatch(tile, [1] * len(tile)))
+
+    def group(self, row: EngineRow) -> Hashable:
+        """What rows of one call have in common."""
+        model = id(row.handle.request.model)
+        return (model, *self.cache.sizes(row.cached)) if self.deterministic and row.cached is not None else model
+
+    def reserve(self, batch: EngineBatch) -> Iterator[EngineBatch]:
+        """The batch with pages for all of its tokens; rows that began later are set back where there are too few.
+
+        There is none where that are all of its rows.
+        """
+        kept = []
+        for row, new in zip(batch.rows, batch.new, strict=True):
+            while row.cached is not None and not self.cache.room_for(row.cached, new):
+                self.set_row_back(self.running[-1])
+            if row.cached is not None:
+                self.cache.reserve(row.cached, new)
+                kept.append((row, new))
+        kept = [(row, new) for row, new in kept if row.cached is not None]
+        if kept:
+            fill = TILE - len(kept) if self.deterministic and not self.reads_prompt(kept[0][0]) else 0
+            yield EngineBatch([row for row, _ in kept], [new for _, new in kept], fill, round_up=self.deterministic)
+
+    def set_row_back(self, row: EngineRow) -> None:
+        """Let a row wait and begin again."""
+        assert row.cached is not None
+        self.cache.release(row.cached)
+        row.cached = None
+        self.running.remove(row)
+        self.waiting.appendleft(row)
+        self.set_back += 1

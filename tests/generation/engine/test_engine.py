@@ -1,0 +1,241 @@
+"""The engine gives each request the tokens of `phasor.generate`, whatever runs beside it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from decoding import speaker
+from schemes import BY_LENGTH, SCHEMES, VIEWS
+from torch import Tensor
+
+import phasor
+from phasor import Engine, Generated
+from phasor.config import AttentionConfig
+from phasor.generation.engine import CancelledError, QueueFullError
+
+PROMPTS = [[9], [7, 3, 3, 58, 12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [40, 41], [7, 3, 3, 58, 12, 5, 1, 1], [9, 9, 9]]
+SMALL = {"max_rows": 3, "page_size": 4, "pages": 48, "prefill_chunk": 4}
+KINDS = {
+    f"{kind}-{name}": example for kind, cls in AttentionConfig.kinds.items() for name, example in cls.examples().items()
+}
+
+
+def tokens_of(model: phasor.Transformer, prompts: list[list[int]], sizes: dict[str, Any], **fields: Any) -> list[Any]:
+    """The new tokens of prompts that are submitted together."""
+    with Engine(model, **sizes) as engine:
+        handles = [engine.submit(prompt, **fields) for prompt in prompts]
+        found = [handle.result() for handle in handles]
+    return [[each.tokens for each in x] if isinstance(x, list) else x.tokens for x in found]
+
+
+@pytest.mark.sample(24)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_greedy_tokens_of_every_scheme(scheme: str, view: str) -> None:
+    model = speaker(scheme, attention=VIEWS[view])
+    assert tokens_of(model, PROMPTS, SMALL, max_new_tokens=14) == phasor.generate(model, PROMPTS, max_new_tokens=14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_of_every_kind_of_attention(kind: str) -> None:
+    position: Any = "rotary" if KINDS[kind].takes_positions else "none"
+    try:
+        model = speaker(position, attention=KINDS[kind])
+    except ValueError:  # latent attention rotates some of the features
+        model = speaker(phasor.RotaryConfig(rotary_dim=4), attention=KINDS[kind])
+    assert tokens_of(model, PROMPTS, SMALL, max_new_tokens=14) == phasor.generate(model, PROMPTS, max_new_tokens=14)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.9, "seed": 4},
+    "filters": {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 1},
+    "typical": {"typical_p": 0.8, "seed": 2},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+    "sampled with penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "seed": 3},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "samples": {"temperature": 1.0, "num_return_sequences": 5, "seed": 7},
+    "constraints": {"suppress_tokens": (5, 17), "begin_suppress_tokens": (2,), "bad_words_ids": ((1, 2), (30,))},
+    "stop": {"stop": tuple(range(0, 60, 7)), "min_new_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option(name: str) -> None:
+    model = speaker("rotary")
+    expected = phasor.generate(model, PROMPTS, max_new_tokens=20, **OPTIONS[name])
+    assert tokens_of(model, PROMPTS, SMALL, max_new_tokens=20, **OPTIONS[name]) == expected
+
+
+def test_requests_of_different_options_share_steps() -> None:
+    model = speaker("alibi")
+    with Engine(model, **SMALL | {"max_rows": 16}) as engine:
+        handles = {name: engine.submit(PROMPTS[1], max_new_tokens=9, **given) for name, given in OPTIONS.items()}
+        for name, handle in handles.items():
+            whole = handle.result()
+            found = [x.tokens for x in whole] if isinstance(whole, list) else whole.tokens
+            assert found == phasor.generate(model, PROMPTS[1], max_new_tokens=9, **OPTIONS[name]), name
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scheme", BY_LENGTH)
+def test_each_row_has_its_own_planned_length(scheme: str, view: str) -> None:
+    model = speaker(scheme, attention=VIEWS[view])
+    with Engine(model, **SMALL) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=5 * i + 2) for i, prompt in enumerate(PROMPTS)]
+        for i, (prompt, handle) in enumerate(zip(PROMPTS, handles, strict=True)):
+            assert handle.result().tokens == phasor.generate(model, prompt, max_new_tokens=5 * i + 2)
+
+
+def test_pieces_add_up_to_the_result() -> None:
+    model = speaker("rotary")
+    with Engine(model, **SMALL) as engine:
+        handle = engine.submit(PROMPTS[1], max_new_tokens=7, logprobs=3)
+        pieces, whole = list(handle), handle.result()
+        expected = phasor.generate(model, PROMPTS[1], max_new_tokens=7, details=True)
+    assert [token for piece in pieces for token in piece.tokens] == whole.tokens == expected.tokens
+    assert whole.log_probabilities == pytest.approx(expected.log_probabilities, abs=1e-5)  # float32
+    assert [piece.finish_reason for piece in pieces] == [None] * 6 + ["length"]
+    for token, value, tops in zip(whole.tokens, whole.log_probabilities, whole.top_log_probabilities, strict=True):
+        assert len(tops) == 3
+        assert tops[token] == pytest.approx(value, abs=1e-6)  # the greedy token is among the likeliest
+
+
+def test_rows_that_are_set_back_are_not_lost() -> None:
+    model = speaker("rotary")
+    sizes = {"max_rows": 4, "page_size": 2, "pages": 20, "prefill_chunk": 3}
+    with Engine(model, **sizes) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=20) for prompt in PROMPTS]
+        found = [handle.result().tokens for handle in handles]
+        stats = engine.stats()
+    assert stats.set_back > 0
+    assert stats.pages_held == 0
+    assert found == phasor.generate(model, PROMPTS, max_new_tokens=20)
+
+
+def test_prompts_that_begin_alike_share_pages() -> None:
+    model, begin = speaker("rotary"), list(range(20))
+    prompts = [[*begin, 50 + n] for n in range(4)]
+    with Engine(model, max_rows=4, page_size=4, pages=64) as engine:
+        first = engine.submit(prompts[0], max_new_tokens=3).result()
+        handles = [engine.submit(prompt, max_new_tokens=3) for prompt in prompts]
+        found = [handle.result().tokens for handle in handles]
+        assert [handle.cached_tokens for handle in handles] == [20, 20, 20, 20]
+        again = engine.submit([*prompts[0], *first.tokens, 4], max_new_tokens=3)
+        continued = again.result().tokens
+        assert again.cached_tokens == 20  # of 25 tokens, five full pages that were read, and one that was not filled
+    assert found == phasor.generate(model, prompts, max_new_tokens=3)
+    assert continued == phasor.generate(model, [*prompts[0], *first.tokens, 4], max_new_tokens=3)
+
+
+def test_a_thread_serves_many_callers() -> None:
+    model = speaker("rotary")
+    expected = phasor.generate(model, PROMPTS, max_new_tokens=12)
+    found: dict[int, list[int]] = {}
+    with Engine(model, **SMALL) as engine:
+        engine.start()
+
+        def ask(number: int) -> None:
+            found[number] = [t for piece in engine.submit(PROMPTS[number], max_new_tokens=12) for t in piece.tokens]
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(PROMPTS))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    assert [found[number] for number in range(len(PROMPTS))] == expected
+
+
+def test_cancelling_frees_the_row_within_a_step() -> None:
+    model = speaker("rotary")
+    with Engine(model, max_rows=1, page_size=4, pages=32) as engine:
+        first, second = engine.submit([1, 2, 3], max_new_tokens=50), engine.submit([4, 5], max_new_tokens=4)
+        engine.step()
+        assert engine.stats().running == 1
+        first.cancel()
+        engine.step()
+        assert second.new_tokens > 0
+        with pytest.raises(CancelledError, match="was cancelled"):
+            first.result()
+        assert second.result().tokens == phasor.generate(model, [4, 5], max_new_tokens=4)
+        assert engine.stats().cancelled == 1
+
+
+def test_closing_cancels_what_has_not_ended() -> None:
+    with Engine(speaker("rotary"), **SMALL) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=30)
+        engine.step()
+    assert handle.done
+    with pytest.raises(CancelledError):
+        handle.result()
+    with pytest.raises(ValueError, match="engine is closed"):
+        engine.submit([1])
+
+
+def test_a_full_queue_refuses() -> None:
+    with Engine(speaker("rotary"), max_rows=1, pages=32, max_waiting=2) as engine:
+        for _ in range(3):
+            engine.submit([1, 2], max_new_tokens=2)
+        with pytest.raises(QueueFullError, match="2 requests wait already"):
+            engine.submit([1, 2], max_new_tokens=2)
+
+
+def test_a_request_without_finite_logits_fails_alone() -> None:
+    model = speaker("rotary")
+    with torch.no_grad():
+        model.tokens.weight[60] = float("nan")  # a token that only one prompt has
+    with Engine(model, max_rows=4, pages=8, page_size=4) as engine:
+        for _ in range(3):  # pages of the one that failed are taken by others
+            handles = [engine.submit(prompt, max_new_tokens=6) for prompt in ([1, 2], [3, 60, 4, 4, 4], [5])]
+            with pytest.raises(ValueError, match="largest logit is nan"):
+                handles[1].result()
+            for prompt, handle in (([1, 2], handles[0]), ([5], handles[2])):
+                assert handle.result().tokens == phasor.generate(model, prompt, max_new_tokens=6)
+
+
+def test_a_logits_processor_and_its_errors_are_of_one_request() -> None:
+    model, seen = speaker("rotary"), []
+
+    def only_seven(prompt: list[int], new: list[int], scores: Tensor) -> Tensor:
+        seen.append((list(prompt), list(new)))
+        return torch.full_like(scores, -torch.inf).index_fill(0, torch.tensor([7]), 0.0)
+
+    def fail(prompt: list[int], new: list[int], scores: Tensor) -> Tensor:
+        raise KeyError("grammar")
+
+    with Engine(model, **SMALL) as engine:
+        forced = engine.submit([1, 2], max_new_tokens=3, logits_processor=only_seven)
+        failing = engine.submit([1, 2], max_new_tokens=3, logits_processor=fail)
+        other = engine.submit([1, 2], max_new_tokens=3)
+        assert forced.result().tokens == [7, 7, 7]
+        assert seen == [([1, 2], []), ([1, 2], [7]), ([1, 2], [7, 7])]
+        with pytest.raises(KeyError):
+            failing.result()
+        assert other.result().tokens == phasor.generate(model, [1, 2], max_new_tokens=3)
+
+
+def test_pieces_are_handed_to_a_callback() -> None:
+    found: list[Generated | None] = []
+    with Engine(speaker("rotary"), **SMALL) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=3, on_piece=found.append)
+        whole = handle.result()
+    assert found[-1] is None
+    assert [token for piece in found if piece is not None for token in piece.tokens] == whole.tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "message"),
+    [
+        ([[1], [2]], {}, "one prompt per request"),
+        ([1], {"num_beams": 2}, "num_beams"),
+        ([1], {"max_new_tokens": 200}, "the engine has pages for 64 tokens, and prompt and new tokens are 201"),
+        ([99], {}, "outside the vocabulary"),
+        ([1], {"temperatur": 1.0}, "temperature"),
+    ],
+)
+def test_what_an_engine_refuses(prompt: Any, fields: dict[str, Any], message: str) -> None:
+    with Engine(speaker("rotary"), pages=4) as engine, pytest.raises(ValueError, match=message):
+        engine.submit(prompt, **fields)
