@@ -31,6 +31,8 @@ if ON_GPU:
 else:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on the CPU; read when Triton is imported
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; read when huggingface_hub is imported
+
 EXAMPLES = {"quick": 40, "full": 400}
 for name, count in EXAMPLES.items():
     settings.register_profile(

@@ -390,7 +390,7 @@ MISTAKES = {
     "wrong.yaml --train.steps few": "wrong.yaml: --train.steps must be an integer, not 'many'",
     "right.yaml --train.steps few": "phasor: --train.steps must be an integer, not 'few'",
     "--init-from ids --model.preset gpt-2": "leave --model.preset out",
-    "--init-from nowhere": "nowhere does not exist",
+    "--init-from nowhere": "there is no folder nowhere here",
     "--train.epochs 1e308": "more steps than can be counted",
     "--data.workers 1000": "--data.workers must be at most 256",
     "--data.tokenizer bpe --data.vocab-size 9223372036854775807": "--data.vocab-size must be at most 16777216",

@@ -13,8 +13,8 @@ from phasor.checkpoints.folder import model_folder
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
 from phasor.checkpoints.save import FORMATS, check_savable
-from phasor.checkpoints.tensors import Progress
 from phasor.config import Extension, PositionConfig
+from phasor.config.progress import Progress
 from phasor.config.schema import quote, unknown
 from phasor.config.text_files import path_of
 from phasor.quantization import quantize

@@ -23,6 +23,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
 QUANTIZATION = "quantization.json"  # ours alone: where weights are in 8 or 4 bits
 INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # weights that phasor does not read
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
     *(TOKENIZER, TOKENIZER_CONFIG, TOKENS_MAP, "added_tokens.json", CHAT_TEMPLATE),
@@ -162,6 +163,14 @@ def read_json_list(file: Path) -> list[Any]:
 
 def parse_json(file: Path) -> Any:
     return from_json(read_text(file, "the JSON file"), file)
+
+
+def index_of(file: Path) -> dict[str, str]:
+    """Which file each tensor is in, by a folder's index."""
+    listed = read_json(file).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(f, str) and Path(f).name == f for f in listed.values()):
+        raise ValueError(f"{file} must hold a weight_map from names to files of the same folder")
+    return listed
 
 
 def write_json(file: Path, data: dict[str, Any] | list[Any]) -> None:

@@ -38,11 +38,12 @@ from phasor.checkpoints.sentence_transformers import (
 )
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
 from phasor.checkpoints.stored_weights import keep_stored_weights
-from phasor.checkpoints.tensors import TYPES, Progress, Tensors, write_tensors
+from phasor.checkpoints.tensors import TYPES, Tensors, write_tensors
 from phasor.checkpoints.text_part import refuse_whole, text_fields, text_names
 from phasor.checkpoints.weight_reader import WeightReader
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.generation_settings import SETTINGS
+from phasor.config.progress import Progress
 from phasor.config.schema import name_some, unknown
 from phasor.models import families
 from phasor.models.family import Family, differences, trained_length_fields

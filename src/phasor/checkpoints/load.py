@@ -13,14 +13,14 @@ import torch
 from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import CONFIG, read_json
 from phasor.checkpoints.hf import open_hf, read_hf_config
-from phasor.checkpoints.hub import hub_hint, resolve_folder
+from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.native import open_native, read_native_config
 from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.run_checkpoint import is_checkpoint, open_checkpoint, read_checkpoint_config
 from phasor.checkpoints.swap_positions import swap_positions
-from phasor.checkpoints.tensors import Progress
 from phasor.checkpoints.text_part import PARTS
 from phasor.config import Extension, ModelConfig, PositionConfig
+from phasor.config.progress import Progress
 from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
 from phasor.transformer import Transformer
@@ -44,7 +44,9 @@ def load(
     """Read a model folder, phasor's own or a Hugging Face one: the model in evaluation mode, in the file's dtype.
 
     The folder of a run stands for its model, or for its best checkpoint before there is one; a checkpoint's own folder
-    is read as well.
+    is read as well. What is no folder here is the name of a model on the Hugging Face hub, "OWNER/NAME" or
+    "OWNER/NAME@REVISION", whose files are fetched into the hub's cache. `progress` is called with (bytes done, bytes in
+    all) while they are fetched, and again while they are read.
 
     `dtype` asks for another dtype, `position` and `extension` for another position scheme or rotary extension than the
     model was saved with (`extension="none"` for none). Weights that still apply are kept, and
@@ -66,6 +68,7 @@ def load(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
+    folder = resolve_folder(folder, progress=progress)
     with pause_gc(), open_folder(folder, dtype, part=part, weights=weights, strict=strict, verify=verify) as opened:
         model = opened.load(device, progress)
     if position is None and extension is None:
@@ -113,7 +116,7 @@ def check_part(folder: Path, part: str | None) -> None:
 
 def read_config(folder: str | Path, part: str | None = None) -> ModelConfig:
     """The model configuration of a folder of any format, or of one part of it."""
-    folder = resolve_folder(folder)
+    folder = resolve_folder(folder, files="config")
     check_part(folder, part)
     if is_checkpoint(folder):
         return read_checkpoint_config(folder)
@@ -130,8 +133,7 @@ def is_hf(folder: Path) -> bool:
     if is_checkpoint(folder):
         return False
     if not folder.is_dir():
-        missing = f"does not exist{hub_hint(folder)}"
-        raise ValueError(f"{folder} {'is a file, and a model is a folder' if folder.exists() else missing}")
+        raise ValueError(f"{folder} {'is a file, and a model is a folder' if folder.exists() else 'does not exist'}")
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not a model folder: it has no {CONFIG}")
     config = read_json(folder / CONFIG)

@@ -23,8 +23,9 @@ from phasor.checkpoints.folder import (
 )
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.opened import OpenedModel
-from phasor.checkpoints.tensors import TYPES, Progress, Tensors, TensorSource, write_model_sources, write_tensors
+from phasor.checkpoints.tensors import TYPES, Tensors, TensorSource, write_model_sources, write_tensors
 from phasor.config import ModelConfig
+from phasor.config.progress import Progress
 from phasor.config.schema import name_some, quote
 from phasor.nn.quantized import Quantization, quantized_tensors
 from phasor.ops.quantized import GROUP_SIZES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phasor.checkpoints.tensors import Progress
+from phasor.config.progress import Progress
 from phasor.device import check_memory
 from phasor.nn.quantized import QuantizedEmbedding
 from phasor.transformer import Transformer

@@ -11,7 +11,8 @@ from torch import Tensor
 from phasor.checkpoints.folder import model_folder
 from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import find_misfits, save_native
-from phasor.checkpoints.tensors import TYPES, Progress
+from phasor.checkpoints.tensors import TYPES
+from phasor.config.progress import Progress
 from phasor.config.schema import name_some, quote, unknown
 from phasor.quantization import has_quantized_weights, quantize_like
 from phasor.transformer import Transformer

@@ -17,15 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from phasor.checkpoints.folder import CONFIG, INDEX, SPECIAL, TOKENIZER_FILES, WEIGHTS, read_json, write_json
+from phasor.checkpoints.folder import CONFIG, INDEX, PICKLES, SPECIAL, TOKENIZER_FILES, WEIGHTS, index_of, write_json
+from phasor.config.progress import Progress
 from phasor.config.schema import name_some
 from phasor.config.text_files import open_regular
 from phasor.files import safetensors_errors
 from phasor.manifest import Manifest
 
 SHARD_BYTES = 4 << 30
-# How far a read or write is: (bytes done, bytes in all).
-Progress = Callable[[int, int], None]
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -160,7 +159,7 @@ def safetensors_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
         return [folder / name for name in dict.fromkeys(index_of(folder / INDEX).values())]
-    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern))
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise ValueError(
             f"{folder} holds {pickles[0]}, a pickle, which phasor does not open: reading one runs code that is in it. "
@@ -190,14 +189,6 @@ def byte_ranges(file: Path) -> dict[str, tuple[int, int]]:
         for name, entry in table.items()
         if name != "__metadata__"
     }
-
-
-def index_of(file: Path) -> dict[str, str]:
-    """Which file each tensor is in, by a folder's index."""
-    listed = read_json(file).get("weight_map")
-    if not isinstance(listed, dict) or not all(isinstance(f, str) and Path(f).name == f for f in listed.values()):
-        raise ValueError(f"{file} must hold a weight_map from names to files of the same folder")
-    return listed
 
 
 def write_tensors(

@@ -12,13 +12,16 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from phasor import __version__
 from phasor.cli.interrupts import INTERRUPTED, handle_interrupts
+from phasor.cli.output import Bar
 from phasor.cli.parser import Parser, Verb
 from phasor.cli.streams import check_output, prepare_streams
+from phasor.config.progress import shown_progress
 from phasor.config.schema import shorten
 from phasor.parallel.launch import is_first_process, leave_report
 
@@ -48,12 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     before, warnings.formatwarning = warnings.formatwarning, format_warning
     try:
-        with handle_interrupts():
+        with handle_interrupts(), show_progress():
             return run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         warnings.formatwarning = before
+
+
+@contextmanager
+def show_progress() -> Iterator[None]:
+    """Have the first of several processes show what takes long unasked, such as fetching a model."""
+    token = shown_progress.set(Bar if is_first_process() else None)
+    try:
+        yield
+    finally:
+        shown_progress.reset(token)
 
 
 def run(arguments: Sequence[str] | None) -> int:

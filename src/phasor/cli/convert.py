@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from phasor.cli.options import (
+    ON_HUB,
     add_checkpoint,
     add_extension_fields,
     add_part,
@@ -31,9 +32,7 @@ OPTIONS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a Hugging Face folder as phasor's, or phasor's as a Hugging Face one."
-    parser.add_argument(
-        "source", help="a model folder, a run, or an entry of the hub cache, by folder or as OWNER/NAME"
-    )
+    parser.add_argument("source", help=f"a model folder, a run, or {ON_HUB}")
     add_checkpoint(parser)
     parser.add_argument("destination", help="the folder to write; a model folder that phasor wrote is replaced")
     declare_options(parser, OPTIONS)

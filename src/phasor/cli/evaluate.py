@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import add_checkpoint, add_part, declare_options
+from phasor.cli.options import ON_HUB, add_checkpoint, add_part, declare_options
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, join_command, processes_argument, refuse_processes
 
@@ -45,7 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "with --retrieval, what is found in long prompts; with --stream, the loss of one long file."
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="the folder of a run; with --data or a mode also a model folder of any format"
+        "model",
+        metavar="MODEL",
+        help=f"the folder of a run; with --data or a mode also a model folder of any format, or {ON_HUB}",
     )
     add_checkpoint(parser)
     add_part(parser)

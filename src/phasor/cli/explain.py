@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import (
+    ON_HUB,
     add_checkpoint,
     add_extension_fields,
     add_part,
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show what a model's positions do, pair by pair; given two models, also how they differ."
-    parser.add_argument("config", help="preset:NAME, a configuration file, a model folder or a run")
+    parser.add_argument(
+        "config",
+        help=f"preset:NAME, a configuration file, a model folder, a run, or {ON_HUB}",
+    )
     add_checkpoint(parser)
     add_part(parser)
     parser.add_argument("other", nargs="?", help="a second model to compare with")

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import (
+    ON_HUB,
     add_checkpoint,
     add_extension_fields,
     choose_weights,
@@ -51,7 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     parser.add_argument(
-        "model", help="a model folder of phasor's or Hugging Face's, a run, or an entry of the hub cache as OWNER/NAME"
+        "model",
+        help=f"a model folder of phasor's or Hugging Face's, a run, or {ON_HUB}",
     )
     add_checkpoint(parser)
     parser.add_argument("destination", help="the folder to write, which is new")

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import (
+    ON_HUB,
     STORED,
     add_checkpoint,
     add_extension_fields,
@@ -54,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "as the folder's generation_config.json says. Control characters are printed as escapes on a terminal, and as "
         "they are into a pipe or file."
     )
-    parser.add_argument("folder", help="a model folder, or the folder of a run")
+    parser.add_argument("folder", help=f"a model folder, a run, or {ON_HUB}")
     add_checkpoint(parser)
     add_part(parser)
     declare_options(parser, PROMPT_OPTIONS)

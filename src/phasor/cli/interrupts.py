@@ -12,7 +12,7 @@ from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
 # Imports during which an exception may be lost, as in a callback or in an `except` that catches everything.
-HEAVY = ("torch", "numpy", "tokenizers", "safetensors")
+HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub")
 
 
 @contextmanager

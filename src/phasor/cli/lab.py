@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 
+from phasor.cli.options import ON_HUB
 from phasor.config.distribution import installed_version, missing_package
 
 
@@ -17,7 +18,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Open a local page on which positions become visible. It needs no network; every number on it is computed "
         "by this installation. Ctrl-C ends it."
     )
-    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="a model folder or a run that the page may read")
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        metavar="FOLDER",
+        help=f"a model folder or a run that the page may read, or {ON_HUB}",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8765, help="the port; 0 takes a free one (default: %(default)s)")
     parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
@@ -29,11 +35,13 @@ def run(given: argparse.Namespace) -> None:
         import uvicorn
     except ImportError:
         raise missing_package("the lab needs the packages starlette and uvicorn", "lab") from None
+    from phasor.checkpoints.hub import resolve_folder
     from phasor.lab.guard import LOCAL
     from phasor.lab.server import build_app
 
     exposed = not is_loopback(given.host)
-    app = build_app(given.folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=installed_version())
+    folders = [folder if os.path.lexists(folder) else resolve_folder(folder) for folder in given.folders]
+    app = build_app(folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=installed_version())
     with listen(given.host, given.port) as server_socket:
         port = server_socket.getsockname()[1]
         shown = f"[{given.host}]" if ":" in given.host else given.host

@@ -11,6 +11,7 @@ from typing import Any, cast
 from phasor.config import Extension, ModelConfig
 from phasor.config.schema import field_types, names
 
+ON_HUB = "OWNER/NAME[@REVISION] on the Hugging Face hub"  # a model where a folder is taken
 NUMBERS = {"N": int, "X": float}
 METAVARS = {
     "boolean": "TRUE|FALSE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from phasor.cli.options import add_checkpoint, add_part, boolean, choose_weights, declare_options
+from phasor.cli.options import ON_HUB, add_checkpoint, add_part, boolean, choose_weights, declare_options
 from phasor.cli.output import print_json, show_table, show_text
 from phasor.parallel.hardware import GIB, HARDWARE
 
@@ -41,7 +41,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Plan a training step on many devices, on paper: the mesh, memory by kind, bytes exchanged, seconds and what "
         "binds. Without --mesh the fastest mesh that fits is suggested. Nothing is run."
     )
-    parser.add_argument("--model", required=True, help="preset:NAME, a configuration file, a model folder or a run")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help=f"preset:NAME, a configuration file, a model folder, a run, or {ON_HUB}",
+    )
     add_checkpoint(parser)
     add_part(parser)
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices (default: %(default)s)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from phasor.artifacts import refuse_artifact_file
-from phasor.cli.options import declare_options
+from phasor.cli.options import ON_HUB, declare_options
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, from_first, join_command, processes_argument
 from phasor.cli.streams import check_argument, print_text, read_lines
@@ -32,7 +32,11 @@ OPTIONS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Translate texts with a trained model, one per line, from arguments, a file or standard input."
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help=f"the folder of a run, a model folder, or {ON_HUB}",
+    )
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text to translate")
     declare_options(parser, OPTIONS)
     parser.add_argument(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from phasor.cli.options import declare_options
+from phasor.cli.options import ON_HUB, declare_options
 from phasor.cli.output import print_json
 from phasor.cli.streams import print_text
 
@@ -14,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Compare a run folder, a model folder, prepared data or a checkpoint with the manifests that phasor wrote: the "
         "size, CRC-32 and SHA-256 of every file. The exit code is 0 if everything is as it was written, 1 if not."
     )
-    parser.add_argument("folder", metavar="FOLDER", help="a folder that phasor wrote")
+    parser.add_argument("folder", metavar="FOLDER", help=f"a folder that phasor wrote, or {ON_HUB}")
     accept = "take the files of a model folder as they are now, after changing them"
     declare_options(parser, {"--accept": accept, "--json": "print JSON"})
 
@@ -22,9 +23,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     from phasor.artifacts import accept, verify
 
+    folder = given.folder
+    if not (os.path.isabs(folder) or os.path.lexists(folder)):
+        from phasor.checkpoints.hub import resolve_folder  # loads torch, which a folder here does not need
+
+        folder = resolve_folder(folder)
     if given.accept:
-        accept(given.folder)
-    reports = verify(given.folder)
+        accept(folder)
+    reports = verify(folder)
     damaged = any(report.wrong for report in reports)
     if given.json:
         print_json({"damaged": damaged, "artifacts": reports})

@@ -15,7 +15,7 @@ GROUPS = {
 
 HELP = {
     "task": "objective: next-token prediction, translation of pairs, or masked tokens",
-    "init_from": "a model folder to continue from instead of random initialization",
+    "init_from": "a model folder, or a name on the Hugging Face hub, to continue from instead of random initialization",
     "out": "the run folder; a new one under runs/ if left out",
     "data.train": "training data: a file or folder, gzipped or not: text, .jsonl, or .tsv with pairs",
     "data.train_target": "target side of a parallel text in two files",
@@ -26,7 +26,7 @@ HELP = {
     "data.document": "what one document of a plain text file is",
     "data.field": "the field of a .jsonl line that holds the text",
     "data.errors": "how to handle bytes that are not UTF-8",
-    "data.tokenizer": "bytes, bpe, unigram or a folder; auto is that of init_from, else bpe",
+    "data.tokenizer": "bytes, bpe, unigram, a folder or a name on the hub; auto is that of init_from, else bpe",
     "data.replace_tokenizer": "whether bytes, bpe or unigram may take the place of the tokenizer of init_from",
     "data.vocab_size": "vocabulary size of a new tokenizer",
     "data.share_vocabulary": "one tokenizer for both sides of pairs",

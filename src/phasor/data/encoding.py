@@ -18,7 +18,15 @@ from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 from phasor.config.recipe import Recipe
 from phasor.data.dates import Split
 from phasor.data.split import Example
-from phasor.data.tokenizers import SPECIALS, SpecialIds, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
+from phasor.data.tokenizers import (
+    SPECIALS,
+    SpecialIds,
+    byte_tokenizer,
+    find_tokenizer,
+    is_bytes,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 if TYPE_CHECKING:
     from phasor.data.examples.base import Examples
@@ -47,10 +55,10 @@ def given_tokenizer(recipe: Recipe) -> Path | None:
     """
     name, start = recipe.data.tokenizer, recipe.init_from
     if name != "auto" and name not in NEW:
-        return Path(name)
+        return find_tokenizer(name)
     if start is None or recipe.data.replace_tokenizer:
         return None
-    folder = tokenizer_folder(resolve_folder(start))
+    folder = tokenizer_folder(resolve_folder(start, files="tokenizer"))
     own = read_tokenizer(folder)
     if name == "auto":
         if own is None:

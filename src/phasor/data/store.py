@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from phasor.artifacts import ArtifactFolder
-from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_json, write_json
+from phasor.checkpoints.folder import (
+    CONFIG,
+    SOURCE_TOKENIZER,
+    SPECIAL,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    read_json,
+    write_json,
+)
 from phasor.config.recipe import Recipe
 from phasor.data.dates import Split
 from phasor.data.encoding import Tokenizers, encode_examples, given_tokenizer, tokenizers_for
@@ -137,8 +145,8 @@ def data_origin(recipe: Recipe) -> dict[str, Any]:
     paths = (data.train_target, data.valid, data.valid_target)
     files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]
     stats = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    given = given_tokenizer(recipe)
-    tokenizer = None if given is None else hashes(sorted(given.glob("*.json")))
+    given, read = given_tokenizer(recipe), (CONFIG, SPECIAL, *TOKENIZER_FILES)
+    tokenizer = None if given is None else hashes([given / name for name in read if (given / name).exists()])
     origin = {"version": VERSION, "task": recipe.task, "data": fields, "files": stats, "tokenizer": tokenizer}
     return origin | kind.origin()
 

@@ -11,6 +11,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from phasor.checkpoints.folder import CONFIG, SPECIAL, TOKENIZER, read_json, read_special, read_tokenizer
+from phasor.checkpoints.hub import resolve_folder
+from phasor.checkpoints.run_checkpoint import tokenizer_folder
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import DataConfig
 from phasor.config.schema import Config
@@ -106,6 +108,14 @@ def configure(tokenizer: Tokenizer, ends: str) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(single=ends, special_tokens=[("<bos>", 1), ("<eos>", 2)])
     return tokenizer
+
+
+def find_tokenizer(name: str) -> Path:
+    """The folder of a tokenizer: one that is given by its path, or the files of a name on the Hugging Face hub."""
+    try:
+        return tokenizer_folder(resolve_folder(name, files="tokenizer"))
+    except ValueError as error:
+        raise ValueError(f"a tokenizer is 'bytes', 'bpe', 'unigram' or a folder with one: {error}") from None
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Tokenizer, SpecialIds]:

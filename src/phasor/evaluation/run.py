@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from phasor.checkpoints.folder import CONFIG
-from phasor.checkpoints.hub import hub_hint, resolve_folder
+from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.run_checkpoint import is_checkpoint
 from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, is_run
@@ -101,7 +101,7 @@ def open_model_folder(
     place = resolve_folder(folder)
     what = f"the folder of a run, which would have a {MARKER}"
     if not (is_checkpoint(place) or (place / CONFIG).exists()):
-        raise ValueError(f"{folder} is neither {what}, nor of a model, with a {CONFIG}{hub_hint(folder)}")
+        raise ValueError(f"{folder} is neither {what}, nor of a model, with a {CONFIG}")
     if checkpoint is not None:
         raise ValueError(f"{folder} is not {what}, and a checkpoint is that of a run")
     model, _ = open_model(folder, device, part=part, processes=processes)

@@ -58,9 +58,10 @@ def explain(
 ) -> Explanation:
     """Explain the positions of a model, or of two and their difference.
 
-    A model is a `ModelConfig`, "preset:NAME", or the path of a configuration file or of a folder that holds
-    one. `extension` replaces the rotary extension of the first. `length` is the sequence length to explain for,
-    where it matters; by default the maximum length of the model. `part` is the part of a multimodal folder ("text").
+    A model is a `ModelConfig`, "preset:NAME", the path of a configuration file or of a folder that holds one, or a
+    name on the Hugging Face hub. `extension` replaces the rotary extension of the first. `length` is the sequence
+    length to explain for, where it matters; by default the maximum length of the model. `part` is the part of a
+    multimodal folder ("text").
 
     >>> rotary = explain("preset:llama-3.1").schemes[0]
     >>> rotary.attention_factor, len(rotary.pairs), rotary.pairs[0].effect, rotary.pairs[63].effect
@@ -108,13 +109,13 @@ def resolve_model(config: ModelConfig | str | Path, part: str | None = None) -> 
         return str(path), read_config(path)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        from phasor.checkpoints.hub import hub_hint, resolve_folder
+        from phasor.checkpoints.hub import resolve_folder
         from phasor.checkpoints.load import read_config
 
-        if (place := resolve_folder(path)) != path:
+        if (place := resolve_folder(path, files="config")) != path:
             return str(path), read_config(place)
         what = "neither a configuration file nor a folder with config.json; a preset is named preset:NAME"
-        raise ValueError(f"{config} is {what}{hub_hint(path)}")
+        raise ValueError(f"{config} is {what}")
     try:
         text = read_text(file)
         if path.is_dir() and ('"model_type"' in text or not from_json(text, file)):

@@ -134,7 +134,7 @@ class Folders(FolderList):
                 raise ValueError(f"{path} {what}")
             root = path.resolve()
             if root not in self.known:
-                self.names.append(root.name or str(root))
+                self.names.append(name_of(root))
                 self.add(self.names[-1], root, root)
 
     def add(self, name: str, path: Path, root: Path) -> None:
@@ -150,6 +150,17 @@ class Folders(FolderList):
                         name = f"{folder.name}/{path.relative_to(folder.root).as_posix()}"
                         self.add(name, path, folder.root)
             return list(self.known.values())
+
+
+def name_of(root: Path) -> str:
+    """What the page calls a folder that was given; a snapshot in the hub's cache by the name of its repository.
+
+    >>> name_of(Path("/runs/lm-1")), name_of(Path("/hub/models--someone--tiny/snapshots/c0ffee"))
+    ('lm-1', 'someone/tiny')
+    """
+    if root.parent.name == "snapshots":
+        return root.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return root.name or str(root)
 
 
 def inner_folders(folder: Folder, levels: int) -> Iterator[Path]:

@@ -108,7 +108,7 @@ def check_model(recipe: Recipe, processes: int = 1) -> None:
         config = model_config(recipe, vocab_size=1)
     else:
         merged = merge(read_config(recipe.init_from).to_dict(), recipe.model)
-        if (resolve_folder(recipe.init_from) / QUANTIZATION).exists():
+        if (resolve_folder(recipe.init_from, files="config") / QUANTIZATION).exists():
             raise ValueError(f"the weights of {recipe.init_from} are quantized: train the original model")
         config = check_config(ModelConfig.from_dict(merged), recipe, vocab_size=1)
     check_mesh(config, recipe, processes)

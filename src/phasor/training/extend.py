@@ -15,8 +15,9 @@ from phasor.checkpoints.load import is_hf, load
 from phasor.checkpoints.runs import RunMarker
 from phasor.checkpoints.save import FORMATS, save
 from phasor.checkpoints.swap_positions import carry_over, swap_config
-from phasor.checkpoints.tensors import Progress, fingerprint_model
+from phasor.checkpoints.tensors import fingerprint_model
 from phasor.config import ModelConfig
+from phasor.config.progress import Progress
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
 from phasor.config.schedules import ConstantSchedule
 from phasor.config.schema import check_integer, unknown

@@ -17,7 +17,7 @@ from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, TrainConfi
 from phasor.config.schedules import CosineSchedule
 from phasor.data.batch import Batch
 from phasor.data.tasks import COUPLED, TaskProblems
-from phasor.data.tokenizers import SpecialIds, byte_tokenizer, load_tokenizer
+from phasor.data.tokenizers import SpecialIds, byte_tokenizer, find_tokenizer, load_tokenizer
 from phasor.device import resolve_device
 from phasor.evaluation.compare.schemes import ComparedScheme, model_fields
 from phasor.evaluation.compare.settings import CompareSettings
@@ -40,7 +40,7 @@ def problems_of(settings: CompareSettings, scheme: ComparedScheme | None, seed: 
     if settings.tokenizer == "bytes":
         tokenizer, special = byte_tokenizer(), SpecialIds()
     else:
-        tokenizer, special = load_tokenizer(settings.tokenizer)
+        tokenizer, special = load_tokenizer(find_tokenizer(settings.tokenizer))
     positions = None if scheme is None else scheme.positions
     plain = TaskProblems(settings.task, tokenizer, special, seed)
     to = count_positions(settings, positions, plain)
