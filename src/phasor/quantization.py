@@ -16,7 +16,7 @@ from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.hooks import calls_own_forward
-from phasor.nn.quantized import Quantization, Quantized, QuantizedEmbedding, QuantizedHead, QuantizedLinear
+from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedEmbedding, QuantizedHead, QuantizedLinear
 from phasor.ops.quantized import GROUP_SIZES
 from phasor.transformer import Transformer
 
@@ -24,16 +24,17 @@ BITS = (8, 4)
 WEIGHTS = {f"int{bits}": bits for bits in BITS}  # names of quantized weights
 
 
-def quantize(model: Transformer, bits: int = 8, *, group_size: int = 32) -> Transformer:
+def quantize(model: Transformer, bits: int | str = 8, *, group_size: int = 32) -> Transformer:
     """A copy of a model with its large weights in 8 or 4 bits; the model itself does not change.
 
     In 8 bits a row of a matrix has one scale; in 4 bits `group_size` neighbors in a row share one: 32, 64 or 128. A
-    matrix whose rows are no multiple of that stays in 8 bits.
+    matrix whose rows are no multiple of that stays in 8 bits. With `bits="nf4"` the values are those of QLoRA's NF4,
+    bit for bit those of bitsandbytes with double quantization.
 
     Quantized are the projections of attention and feed-forward networks and the output projection of the head; where
-    that is tied, the token embedding with it. Norms, biases, experts and layers that are not plain `nn.Linear` keep
-    their dtype, and so do activations and the KV cache. The copy decodes faster, on a GPU and on a CPU. It
-    can be saved, and cannot be trained.
+    that is tied, the token embedding with it. NF4 leaves head and embedding as they are. Norms, biases, experts and
+    layers that are not plain `nn.Linear` keep their dtype, and so do activations and the KV cache. The copy decodes
+    faster, on a GPU and on a CPU. It can be saved, and cannot be trained.
 
     >>> import torch
     >>> from phasor import generate, preset
@@ -49,14 +50,15 @@ def quantize(model: Transformer, bits: int = 8, *, group_size: int = 32) -> Tran
     """
     if not isinstance(model, Transformer):
         raise ValueError(f"quantize takes a Transformer, not {quote(model)}")
-    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
-        raise ValueError(f"bits must be 8 or 4, not {quote(bits)}")
+    if isinstance(bits, bool) or not isinstance(bits, int | str) or bits not in (*BITS, NF4):
+        raise ValueError(f'bits must be 8, 4 or "nf4", not {quote(bits)}')
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size not in GROUP_SIZES:
         raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, not {quote(group_size)}")
     if has_quantized_weights(model):
         raise ValueError("the weights of this model are quantized already")
     quantization = Quantization(bits, group_size)
-    table, uses = output_weight(model), Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    table = None if bits == NF4 else output_weight(model)
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     large = [layer.weight for _, _, layer in projections(model)] + ([] if table is None else [table])
     shared = [
         *(w for w in large if uses[id(w)] == 1),
@@ -94,6 +96,8 @@ def quantization_of(model: nn.Module) -> Quantization | None:
     True
     """
     parts = [part for part in model.modules() if isinstance(part, Quantized)]
+    if any(part.nested_scales is not None for part in parts):
+        return Quantization(NF4)
     groups = (2 * part.weight.shape[1] // part.scales.shape[1] for part in parts if part.weight.dtype == torch.uint8)
     group_size = next(groups, None)
     if group_size is not None:

@@ -31,7 +31,7 @@ def convert(
     check: bool | int = False,
     part: str | None = None,
     strict: bool = False,
-    bits: int | None = None,
+    bits: int | str | None = None,
     progress: Callable[[str], Progress] | None = None,
 ) -> Comparison | None:
     """Write a model folder in another format: a Hugging Face one as phasor's, phasor's as a Hugging Face one.
@@ -40,7 +40,7 @@ def convert(
     Hugging Face folder of the two: on short texts, and on one that goes past windows and the trained length as far as
     that is affordable, or as long as `check` says. `part` takes a part of it
     alone ("text"). `strict` refuses a config.json with fields that have no effect.
-    `bits` quantizes the large weights to 8 or 4 bits, in the format "phasor".
+    `bits` quantizes the large weights to 8 or 4 bits or to "nf4", in the format "phasor".
     `progress("reading")` and `progress("writing")` give the progress callbacks.
 
     >>> import tempfile

@@ -27,7 +27,7 @@ from phasor.checkpoints.tensors import TYPES, Tensors, TensorSource, write_model
 from phasor.config import ModelConfig
 from phasor.config.progress import Progress
 from phasor.config.schema import name_some, quote
-from phasor.nn.quantized import Quantization, quantized_tensors
+from phasor.nn.quantized import NF4, Quantization, quantized_tensors
 from phasor.ops.quantized import GROUP_SIZES
 from phasor.quantization import BITS, quantization_of, quantize
 from phasor.transformer import Transformer
@@ -91,8 +91,10 @@ def read_quantization(folder: Path) -> Quantization | None:
     if not file.exists():
         return None
     data = read_json(file)
-    known = {"bits": BITS, "group_size": GROUP_SIZES}
-    if set(data) != set(known) or any(type(data[key]) is not int or data[key] not in known[key] for key in known):
+    known = {"bits": (*BITS, NF4), "group_size": GROUP_SIZES}
+    if set(data) != set(known) or any(
+        type(data[key]) not in (int, str) or data[key] not in known[key] for key in known
+    ):
         shown = " and ".join(f"{key} ({', '.join(map(str, values))})" for key, values in known.items())
         raise ValueError(f"{file} must say {shown}, not {quote(data)}")
     return Quantization(**data)

@@ -16,6 +16,7 @@ from torch import Tensor
 from phasor.checkpoints.tensors import TYPES, Tensors
 from phasor.config.text_files import from_json
 from phasor.models.fields import Fields, json_repr
+from phasor.ops.quantized.nf4 import block_scales, look_up
 
 FLOAT8, INT8 = "F8_E4M3", "I8"
 # Ends of tensors that quantized activations and caches need, and weights do not.
@@ -387,14 +388,13 @@ class BitsAndBytes(Format):
         state = self.state(parts)
         absmax, size = parts.get(".weight.absmax"), prod(state["shape"])
         if ".weight.nested_absmax" in parts:
-            nested = spread(parts.scales(".weight.nested_absmax"), state["nested_blocksize"], -1, len(absmax))
-            absmax = parts.get(".weight.nested_quant_map")[absmax.int()] * nested + state["nested_offset"]
+            nested, code = parts.scales(".weight.nested_absmax"), parts.get(".weight.nested_quant_map")
+            absmax = block_scales(absmax, nested, state["nested_offset"], code, state["nested_blocksize"])
         else:
             absmax = parts.scales(".weight.absmax")
         stored = parts.get("").flatten().view(torch.uint8)
-        numbers = torch.stack((stored >> 4, stored & 0x0F), dim=-1).flatten()[:size]  # the high half comes first
-        scales = spread(absmax, state["blocksize"], -1, size)
-        return (parts.get(".weight.quant_map")[numbers.int()] * scales).view(state["shape"])
+        elements = look_up(stored, parts.get(".weight.quant_map"), absmax, state["blocksize"])
+        return elements[:size].view(state["shape"])
 
 
 class MXFP4(Format):

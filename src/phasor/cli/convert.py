@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     parser.add_argument("destination", help="the folder to write; a model folder that phasor wrote is replaced")
     declare_options(parser, OPTIONS)
-    add_weights(parser, "write the large weights in 8 or 4 bits, in phasor's format")
+    add_weights(parser, "write the large weights in 8 or 4 bits, in phasor's format", "nf4")
     add_positions(parser)
     add_part(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -65,6 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "quantize the large weights to 8 or 4 bits, or keep those of a quantized folder in the bits in which they are "
         "stored; by default they are dequantized",
+        "nf4",
         STORED,
     )
     declare_options(parser, {"--json": "print JSON: tokens, their log-probabilities, text"})

@@ -80,13 +80,13 @@ def add_weights(parser: Any, help: str, *others: str) -> None:
     parser.add_argument("--weights", choices=["int8", "int4", *others], help=help)
 
 
-def quantized_bits(weights: str) -> int:
-    """The bits of quantized weights by their name.
+def quantized_bits(weights: str) -> int | str:
+    """The bits of quantized weights by their name, as `quantize` takes them.
 
-    >>> quantized_bits("int4")
-    4
+    >>> quantized_bits("int4"), quantized_bits("nf4")
+    (4, 'nf4')
     """
-    return int(weights.removeprefix("int"))
+    return int(weights.removeprefix("int")) if weights.startswith("int") else weights
 
 
 def choose_weights(folder: str, checkpoint: str | None) -> str:

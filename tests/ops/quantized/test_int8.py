@@ -306,7 +306,7 @@ def test_errors(tmp_path):
     with pytest.raises(ValueError, match="quantized already"):
         phasor.quantize(small)
     for bits in ("int4", 3, True, None, 8.0):
-        with pytest.raises(ValueError, match="bits must be 8 or 4, not"):
+        with pytest.raises(ValueError, match='bits must be 8, 4 or "nf4", not'):
             phasor.quantize(model, bits)
     for size in (16, "32", None):
         with pytest.raises(ValueError, match="group_size must be one of 32, 64, 128, not"):

@@ -29,7 +29,7 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import RMSNorm
-from phasor.nn.quantized import Quantized, QuantizedLinear
+from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedLinear
 from phasor.nn.record import Record
 from phasor.ops import dispatch
 from phasor.ops.attention import Bias
@@ -37,6 +37,7 @@ from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
 from phasor.ops.quantized import Matrix
+from phasor.quantization import quantization_of
 from phasor.transformer import Stack, Transformer
 
 # Modules of torch in those of phasor.
@@ -76,6 +77,7 @@ def model_why_not(model: Transformer) -> str | None:
         "the embedding has a norm, token types or another width than the model": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),
+        "the weights are in NF4, which its kernels do not read": quantization_of(model) == Quantization(NF4),
         "the head does more than one projection": not plain_head,
         "the weights are not float32, bfloat16 or float16, all of one dtype": not (
             dtype in (torch.float32, torch.bfloat16, torch.float16)

@@ -5,7 +5,7 @@ of torch for x86 take the rows in bfloat16, and sum in float32. On an x86 proces
 multiplied as integers: with few rows by our own kernels; with many, 8-bit ones, and 4-bit ones that are held in 8 bits
 for that, by rows of activations rounded to 255 values each. So they are on ARM: 4-bit ones by the KleidiAI kernel,
 8-bit ones by our own. Elsewhere, with many rows, a product is bound by arithmetic, and weights
-are converted for it.
+are converted for it. NF4 weights, and all products that are differentiated, are those of `frozen.py`.
 
 The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
 """
@@ -19,10 +19,12 @@ from torch import Tensor
 from phasor.ops.custom_op import custom_op
 from phasor.ops.dispatch import Dispatch, Path, forced_path, functional_transform_why_not, needs_grad
 from phasor.ops.quantized.cpp import load_kernel
+from phasor.ops.quantized.frozen import frozen_linear
 from phasor.ops.quantized.int4_vnni import int4_vnni, is_packed_for_vnni
 from phasor.ops.quantized.int8_neon import int8_neon
 from phasor.ops.quantized.int8_vnni import int8_vnni
 from phasor.ops.quantized.matrix import INT8_MAX, Int4Matrix, Int8Matrix, Matrix, QuantizedMatrix, dequantize
+from phasor.ops.quantized.nf4 import NF4Matrix
 from phasor.ops.quantized.pack import (
     ARM,
     KLEIDIAI,
@@ -214,6 +216,8 @@ def quantized_linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> T
     """
     if isinstance(matrix, Tensor):
         return F.linear(x, matrix, bias)
+    if isinstance(matrix, NF4Matrix):
+        return frozen_linear(x, matrix, bias)
     if x.shape[-1] != matrix.inputs:
         raise ValueError(f"rows of {x.shape[-1]} elements do not fit a quantized matrix of {matrix.inputs} inputs")
     kind = x.device.type

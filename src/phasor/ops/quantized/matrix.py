@@ -1,4 +1,4 @@
-"""Matrices in 8 bits with one scale per row, and in 4 bits with one scale per group of a row.
+"""Matrices in 8 bits with one scale per row, and in 4 bits with one scale per group of a row. For NF4 see `nf4.py`.
 
 In 8 bits a row is divided by its scale, which is its largest absolute value over 127, and rounded. In 4 bits the same
 is done to each group of neighbors in a row, with the integers -8 to 7. Of a few scales the one with the least squared
@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from phasor.ops.quantized.nf4 import NF4Matrix
+from phasor.ops.quantized.nf4_dequantize import dequantize_nf4
 
 INT8_MAX = 127
 GROUP_SIZES = (32, 64, 128)
@@ -71,7 +74,7 @@ class Int4Matrix(NamedTuple):
 
 
 QuantizedMatrix = Int8Matrix | Int4Matrix
-Matrix = Tensor | QuantizedMatrix
+Matrix = Tensor | QuantizedMatrix | NF4Matrix
 
 
 def quantize_int8(weight: Tensor) -> Int8Matrix:
@@ -136,6 +139,8 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
+    if isinstance(matrix, NF4Matrix):
+        return dequantize_nf4(matrix, dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     scale = matrix.scale.to(wide)
     if isinstance(matrix, Int8Matrix):

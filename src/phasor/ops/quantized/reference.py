@@ -46,6 +46,37 @@ def int8_embedding_ref(tokens: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     return dequantize_ref(values, scale)[tokens]
 
 
+def quantize_nf4_ref(weight: Tensor, code: Tensor, block_size: int = 64) -> tuple[Tensor, Tensor]:
+    """The places `[n]` of a matrix's elements in a code, and the largest absolute value of each block.
+
+    >>> places, absmax = quantize_nf4_ref(torch.tensor([[2.0, -0.9, 0.1]]), torch.tensor([-1.0, 0.0, 1.0]), 2)
+    >>> places.tolist(), absmax.tolist()
+    ([2, 1, 2], [2.0, 0.10000000149011612])
+    """
+    blocks = weight.flatten().split(block_size)
+    absmax = torch.stack([block.abs().max() for block in blocks])
+    places = [(block[:, None] / most - code).abs().argmin(-1) for block, most in zip(blocks, absmax, strict=True)]
+    return torch.cat(places), absmax
+
+
+def dequantize_nf4_ref(places: Tensor, absmax: Tensor, code: Tensor, block_size: int = 64) -> Tensor:
+    """The elements that places in a code and the largest values of blocks stand for.
+
+    >>> dequantize_nf4_ref(torch.tensor([2, 0]), torch.tensor([3.0]), torch.tensor([-1.0, 0.0, 1.0])).tolist()
+    [3.0, -3.0]
+    """
+    return code[places] * absmax.repeat_interleave(block_size)[: len(places)]
+
+
+def nf4_linear_ref(x: Tensor, places: Tensor, absmax: Tensor, code: Tensor) -> Tensor:
+    """`x W^T` with the dequantized matrix.
+
+    >>> nf4_linear_ref(torch.ones(1, 2), torch.tensor([2, 1]), torch.tensor([3.0]), torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([[3.]])
+    """
+    return x @ dequantize_nf4_ref(places, absmax, code).view(-1, x.shape[-1]).mT
+
+
 def quantize_int4_ref(weight: Tensor, scale: Tensor) -> Tensor:
     """The integers -8 to 7 of a matrix `[N, K]` by the scales `[N, K/group]` of its groups.
 

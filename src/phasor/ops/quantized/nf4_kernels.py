@@ -1,0 +1,119 @@
+"""Triton kernels for NF4: dequantization, and the product of a few rows with a matrix that is read in 4 bits.
+
+The block scales are dequantized where they are used. The 16 values and the dynamic map are small enough to stay in L1.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from phasor.ops.launch import KernelLauncher, cdiv
+from phasor.ops.quantized.nf4 import BLOCK_SIZE, NESTED_BLOCK_SIZE, NF4Matrix, dynamic_map, nf4_code
+
+SCALE_GROUP = tl.constexpr(BLOCK_SIZE)
+SCALE_BYTES = tl.constexpr(BLOCK_SIZE // 2)
+NESTED = tl.constexpr(NESTED_BLOCK_SIZE)
+BYTES = 2048  # of a program that dequantizes
+
+
+@triton.jit
+def block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, mask):
+    """The largest absolute values of blocks, in float32."""
+    place = tl.load(absmax_ptr + blocks, mask=mask, other=0).to(tl.int32)
+    nested = tl.load(nested_ptr + blocks // NESTED, mask=mask, other=0.0)
+    return tl.load(map_ptr + place) * nested + tl.load(offset_ptr)
+
+
+@triton.jit
+def look_up(w, code_ptr):
+    """The values of both halves of bytes, before their scale: two tensors."""
+    wide = w.to(tl.int32)
+    return tl.load(code_ptr + (wide >> 4)), tl.load(code_ptr + (wide & 15))
+
+
+@triton.jit
+def nf4_dequantize_kernel(
+    y_ptr, values_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_bytes, BLOCK: tl.constexpr
+):  # fmt: skip
+    """`y [2 num_bytes]` of bytes, two weights each."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offs = start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_BYTES + tl.arange(0, SCALE_BYTES)[None, :]
+    blocks = start // SCALE_BYTES + tl.arange(0, BLOCK // SCALE_BYTES)
+    scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, blocks * SCALE_BYTES < num_bytes)
+    first, second = look_up(tl.load(values_ptr + offs, mask=offs < num_bytes, other=0), code_ptr)
+    y = tl.reshape(tl.join(first * scale[:, None], second * scale[:, None]), [BLOCK // SCALE_BYTES, SCALE_GROUP])
+    offs_y = 2 * start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_GROUP + tl.arange(0, SCALE_GROUP)[None, :]
+    tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=offs_y < 2 * num_bytes)
+
+
+@triton.jit
+def nf4_gemm_kernel(
+    y_ptr, x_ptr, values_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """`y = x W^T` for rows `x [M, K]` that fit into one tile, and BLOCK_N rows of `W [N, K]`; K is a multiple of 64."""
+    GROUPS: tl.constexpr = BLOCK_K // SCALE_GROUP
+    offs_m = tl.arange(0, BLOCK_M)[:, None]
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+        offs_k = start + tl.arange(0, BLOCK_K)[None, :]
+        x = tl.load(x_ptr + offs_m * K + offs_k, mask=(offs_m < M) & (offs_k < K), other=0.0)
+        offs_b = start // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
+        inside = (offs_n < N) & (offs_b < K // 2)
+        w = tl.load(values_ptr + offs_n * (K // 2) + offs_b, mask=inside, other=0, eviction_policy="evict_first")
+        first, second = look_up(w, code_ptr)
+        offs_g = start // SCALE_GROUP + tl.arange(0, GROUPS)[None, :]
+        mask = (offs_n < N) & (offs_g < K // SCALE_GROUP)
+        blocks = offs_n * (K // SCALE_GROUP) + offs_g
+        scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, mask)  # [BLOCK_N, GROUPS]
+        tile = tl.reshape(tl.join(first, second), [BLOCK_N, GROUPS, SCALE_GROUP]) * scale[:, :, None]
+        tile = tl.reshape(tile, [BLOCK_N, BLOCK_K]).to(x_ptr.dtype.element_ty)
+        acc = tl.dot(x, tl.trans(tile), acc, input_precision="ieee")
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    tl.store(y_ptr + offs_m * N + offs_n, acc.to(y_ptr.dtype.element_ty), mask=(offs_m < M) & (offs_n < N))
+
+
+def tables_of(matrix: NF4Matrix) -> dict[str, Tensor]:
+    """The tensors of a matrix and the tables it refers to, as kernels take them."""
+    device = matrix.values.device
+    values, absmax, nested, offset = (part.contiguous() for part in matrix)
+    tensors = {"values_ptr": values, "absmax_ptr": absmax, "nested_ptr": nested, "offset_ptr": offset}
+    return tensors | {"code_ptr": nf4_code(device), "map_ptr": dynamic_map(device)}
+
+
+def prepare_dequantize(num_bytes: int) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The grid and what the kernel is compiled for."""
+    return (cdiv(num_bytes, BYTES),), {"BLOCK": BYTES, "num_warps": 8}
+
+
+def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The grid and tiles: fewer outputs per program where that is what keeps all processors busy."""
+    block_n = 16 if N <= 2048 else 32 if N <= 8192 else 64
+    tiles = {"BLOCK_M": 16 if M <= 16 else 32 if M <= 32 else 64, "BLOCK_N": block_n, "BLOCK_K": 128, "NUM_STAGES": 3}
+    return (cdiv(N, block_n),), tiles | {"num_warps": 4}
+
+
+DEQUANTIZE = KernelLauncher(nf4_dequantize_kernel, prepare_dequantize)
+GEMM = KernelLauncher(nf4_gemm_kernel, prepare_gemm)
+
+
+def dequantize(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
+    """The matrix `[N, K]`."""
+    y = torch.empty(len(matrix.values), matrix.inputs, dtype=dtype, device=matrix.values.device)
+    DEQUANTIZE(y, {"y_ptr": y} | tables_of(matrix), num_bytes=matrix.values.numel())
+    return y
+
+
+def multiply(x: Tensor, matrix: NF4Matrix) -> Tensor:
+    """`x W^T` for up to 64 rows."""
+    rows = x.reshape(-1, matrix.inputs).contiguous()
+    (M, K), N = rows.shape, len(matrix.values)
+    y = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    GEMM(y, {"y_ptr": y, "x_ptr": rows} | tables_of(matrix), M=M, N=N, K=K)
+    return y.view(*x.shape[:-1], N)
