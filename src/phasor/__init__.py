@@ -27,9 +27,11 @@ _HOMES = {
     "phasor.inspect.backends": "backends",
     "phasor.kv_cache.dynamic": "KVCache",
     "phasor.artifacts": "verify",
-    "phasor.checkpoints": "convert exact_rotary load save",
+    "phasor.checkpoints": "convert exact_rotary load merge save",
+    "phasor.adapters": "add_adapter disable_adapters set_adapters",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
     "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
+    "phasor.config.lora": "LoRAConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "Generated generate stream",
     "phasor.generation.engine": "Engine",
@@ -43,14 +45,19 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
+    from phasor.adapters import add_adapter as add_adapter
+    from phasor.adapters import disable_adapters as disable_adapters
+    from phasor.adapters import set_adapters as set_adapters
     from phasor.artifacts import verify as verify
     from phasor.checkpoints import convert as convert
     from phasor.checkpoints import exact_rotary as exact_rotary
     from phasor.checkpoints import load as load
+    from phasor.checkpoints import merge as merge
     from phasor.checkpoints import save as save
     from phasor.config import *  # noqa: F403
     from phasor.config.generation import GenerationConfig as GenerationConfig
     from phasor.config.generation import SpecialTokens as SpecialTokens
+    from phasor.config.lora import LoRAConfig as LoRAConfig
     from phasor.config.recipe import DataConfig as DataConfig
     from phasor.config.recipe import MeshConfig as MeshConfig
     from phasor.config.recipe import OptimizerConfig as OptimizerConfig

@@ -21,6 +21,8 @@ CONFIG, WEIGHTS, SPECIAL, TOKENIZER = "config.json", "model.safetensors", "gener
 TOKENIZER_CONFIG, TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"  # what transformers reads besides
 CHAT_TEMPLATE = "chat_template.jinja"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
+ADAPTER, ADAPTER_WEIGHTS = "adapter.json", "adapter.safetensors"  # of an adapter, in our format
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # in that of PEFT
 QUANTIZATION = "quantization.json"  # ours alone: where weights are in 8 or 4 bits
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # weights that phasor does not read
@@ -67,6 +69,15 @@ def model_folder(folder: str | Path, origin: Path | None = None) -> ArtifactFold
     return ArtifactFolder(folder, "model")
 
 
+def adapter_folder(folder: str | Path) -> ArtifactFolder:
+    """A folder to write an adapter to: what is there has to be an adapter that phasor wrote, or a model."""
+    folder = path_of(folder).resolve()
+    reason = unreplaceable_reason(folder) if folder.exists() else None
+    if reason is not None:
+        raise ValueError(f"{folder} {reason}")
+    return ArtifactFolder(folder, "model")
+
+
 def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
     """Why a folder may not be replaced: it is not a model that phasor wrote, or holds more; None where it may.
 
@@ -84,13 +95,15 @@ def unreplaceable_reason(folder: Path, foreign: bool = False) -> str | None:
         - modules
         - templates
         - {CONFIG, SPECIAL, QUANTIZATION, MANIFEST, *TOKENIZER_FILES, *SENTENCE_FILES}
+        - {ADAPTER, ADAPTER_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS}
     )
     if not foreign:
         try:
             others |= names - listed_files(folder, names)
         except DamagedError:
             return f"has a damaged {MANIFEST}, so that nobody knows what phasor wrote there: write to another folder"
-    if names and (CONFIG not in names or not weights):
+    is_adapter = {ADAPTER, ADAPTER_WEIGHTS} <= names or {PEFT_CONFIG, PEFT_WEIGHTS} <= names
+    if names and not is_adapter and (CONFIG not in names or not weights):
         return "exists and is not a model folder: it is left alone"
     if others:
         return f"holds more than a model ({name_some(sorted(others))}): move that away, or write to another folder"

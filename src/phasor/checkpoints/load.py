@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from phasor.artifacts import ArtifactFolder
+from phasor.checkpoints.adapter_folder import add_adapters
 from phasor.checkpoints.folder import CONFIG, read_json
 from phasor.checkpoints.hf import open_hf, read_hf_config
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.native import open_native, read_native_config
 from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.run_checkpoint import is_checkpoint, open_checkpoint, read_checkpoint_config
+from phasor.checkpoints.stored_adapters import Adapters, resolve_base
 from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.text_part import PARTS
 from phasor.config import Extension, ModelConfig, PositionConfig
@@ -35,6 +37,7 @@ def load(
     *,
     position: PositionConfig | str | Mapping[str, Any] | None = None,
     extension: Extension | str | Mapping[str, Any] | None = None,
+    adapter: Adapters | None = None,
     part: str | None = None,
     weights: str | None = None,
     strict: bool = False,
@@ -54,6 +57,11 @@ def load(
     effect in `transformers` have none here: a warning names them, or `strict` refuses them. A folder that phasor wrote
     is compared with its manifest, byte by byte, unless `verify` is False.
 
+    The folder of an adapter, phasor's own or PEFT's, stands for its base with the adapter. `adapter` is the folder of
+    one for this base, or several by name, each with a weight: `{"a": folder, "b": (folder, 0.5)}`. They are added up,
+    and `set_adapters` changes which are in use. An adapter that records the hash of its base's weights is refused on
+    others, unless `verify` is False.
+
     Weights of a quantized Hugging Face folder are dequantized. With `weights="stored"` those that a kernel can take
     stay in 8 or 4 bits, with the same values; a warning names the others.
 
@@ -69,10 +77,13 @@ def load(
         raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {quote(dtype)}")
     device = resolve_device(device)
     folder = resolve_folder(folder, progress=progress)
-    with pause_gc(), open_folder(folder, dtype, part=part, weights=weights, strict=strict, verify=verify) as opened:
+    options: dict[str, Any] = {"part": part, "weights": weights, "strict": strict, "verify": verify}
+    with pause_gc(), open_folder(folder, dtype, adapter=adapter, **options) as opened:
         model = opened.load(device, progress)
     if position is None and extension is None:
         return model
+    if model.adapters:
+        raise ValueError("a model with adapters keeps the positions that they were trained with: merge them first")
     return swap_positions(model, position, extension)
 
 
@@ -81,13 +92,23 @@ def open_folder(
     folder: str | Path,
     dtype: torch.dtype | None = None,
     *,
+    adapter: Adapters | None = None,
     part: str | None = None,
     weights: str | None = None,
     strict: bool = False,
     verify: bool = True,
 ) -> Iterator[OpenedModel]:
     """A model folder of any format without its weights, which can be read one by one; options as for `load`."""
-    folder = resolve_folder(folder)
+    folder, stored = resolve_base(resolve_folder(folder), adapter, verify=verify)
+    with open_whole(folder, dtype, part=part, weights=weights, strict=strict, verify=verify) as opened:
+        yield add_adapters(opened, stored) if stored else opened
+
+
+@contextmanager
+def open_whole(
+    folder: Path, dtype: torch.dtype | None, *, part: str | None, weights: str | None, strict: bool, verify: bool
+) -> Iterator[OpenedModel]:
+    """The folder of a model that is no adapter."""
     check_part(folder, part)
     if weights is not None and not (isinstance(weights, str) and weights == STORED):
         raise unknown("weights", weights, [STORED])
@@ -115,8 +136,11 @@ def check_part(folder: Path, part: str | None) -> None:
 
 
 def read_config(folder: str | Path, part: str | None = None) -> ModelConfig:
-    """The model configuration of a folder of any format, or of one part of it."""
-    folder = resolve_folder(folder, files="config")
+    """The model configuration of a folder of any format, or of one part of it; of an adapter, that of its base."""
+    folder, stored = resolve_base(resolve_folder(folder, files="config"), verify=False)
+    for each, _ in stored.values():
+        if each.model is not None:
+            return each.model
     check_part(folder, part)
     if is_checkpoint(folder):
         return read_checkpoint_config(folder)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from phasor.adapters import set_adapters
 from phasor.config.progress import Progress
 from phasor.device import check_memory
 from phasor.nn.quantized import QuantizedEmbedding
@@ -20,7 +21,7 @@ class OpenedModel:
 
     `read(name, device)` gives a weight, in `dtype`: mapped from its file where it lies there as it is used, and
     otherwise put together. `release()` unmaps the files; tensors in use keep what they are mapped from. Buffers keep
-    their own dtype, those of `quantized` weights among them.
+    their own dtype, those of `quantized` weights among them. `adapters` are to be put in use, with these weights.
 
     >>> with torch.device("meta"):
     ...     model = torch.nn.Linear(2, 3)
@@ -34,6 +35,7 @@ class OpenedModel:
     read: Callable[[str, torch.device], Tensor]
     release: Callable[[], None] = lambda: None
     quantized: Collection[str] = ()
+    adapters: Mapping[str, float] = field(default_factory=dict)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The weights one after another, whole; none but the last one takes memory."""
@@ -41,8 +43,9 @@ class OpenedModel:
             raise ValueError(
                 "a model with quantized weights is neither trained nor cut over processes: take the original"
             )
+        whole = {key: x for name in self.adapters for key, x in self.model.adapters[name].saved.items()}
         for name in list(self.model.state_dict()):
-            yield name, self.read(name, torch.device("cpu"))
+            yield name, whole[name] if name in whole else self.read(name, torch.device("cpu"))
             self.release()
 
     def load(self, device: torch.device, progress: Progress | None = None) -> Transformer:
@@ -62,4 +65,6 @@ class OpenedModel:
         self.model.load_state_dict(weights, assign=True)
         if isinstance(self.model.tokens, QuantizedEmbedding):
             self.model.tokens.like = torch.empty(0, device=device, dtype=self.dtype)
+        if self.adapters:
+            set_adapters(self.model, self.adapters)
         return self.model.requires_grad_(not self.quantized).eval()

@@ -8,25 +8,40 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phasor.checkpoints.folder import model_folder
+from phasor.adapters import Adapter, BaseModel
+from phasor.checkpoints.adapter_folder import write_adapter
+from phasor.checkpoints.folder import CONFIG, adapter_folder, model_folder
 from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import find_misfits, save_native
-from phasor.checkpoints.tensors import TYPES
+from phasor.checkpoints.peft import write_peft
+from phasor.checkpoints.tensors import TYPES, fingerprint_weights
 from phasor.config.progress import Progress
 from phasor.config.schema import name_some, quote, unknown
 from phasor.quantization import has_quantized_weights, quantize_like
 from phasor.transformer import Transformer
 
 FORMATS = {"phasor": save_native, "hf": save_hf}
+ADAPTER_FORMATS = {"phasor": write_adapter, "peft": write_peft}
 
 
-def save(model: Transformer, folder: str | Path, format: str = "phasor", *, progress: Progress | None = None) -> None:
+def save(
+    model: Transformer,
+    folder: str | Path,
+    format: str = "phasor",
+    *,
+    adapter: str | None = None,
+    progress: Progress | None = None,
+) -> None:
     """Write a model folder atomically: an existing one is replaced as a whole, or left as it was if anything fails.
 
     Only a folder that phasor wrote is replaced, or the one that the model was loaded from.
 
     The format "hf" writes what `transformers` loads, as a family that computes the same; where there is none, the
     error says which part of the model no family has. Quantized weights are saved as they are, in the format "phasor".
+
+    Of a model with adapters the adapter is saved, without the base: by its name where there are several, in the format
+    "phasor", which names the base by its folder and the hash of its weights, or in "peft". `phasor.merge` makes a whole
+    model of both.
 
     >>> import tempfile, torch
     >>> from phasor import load, preset
@@ -37,13 +52,40 @@ def save(model: Transformer, folder: str | Path, format: str = "phasor", *, prog
     ...     torch.equal(load(folder)(tokens), model(tokens))
     True
     """
-    if not isinstance(format, str) or format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    if not isinstance(format, str) or format not in FORMATS | ADAPTER_FORMATS:
+        raise unknown("format", format, FORMATS | ADAPTER_FORMATS)
     if not isinstance(model, Transformer):
         raise ValueError(f"only a phasor.Transformer can be saved, not {quote(model)}")
+    if model.adapters or adapter is not None:
+        save_adapter(model, folder, format, adapter)
+        return
     check_savable(model, format)
     with model_folder(folder, None if model.origin is None else model.origin.folder).replace() as staged:
         FORMATS[format](model, staged, progress)
+
+
+def save_adapter(model: Transformer, folder: str | Path, format: str, name: str | None = None) -> None:
+    """Write one of a model's adapters to a folder, which is replaced if it holds an adapter that phasor wrote."""
+    if name is None and len(model.adapters) > 1:
+        raise ValueError(f"the model has the adapters {', '.join(model.adapters)}: say which to save (adapter)")
+    chosen = next(iter(model.adapters), "") if name is None else name
+    if chosen not in model.adapters:
+        raise unknown("adapter", chosen, model.adapters)
+    if format not in ADAPTER_FORMATS:
+        raise ValueError(
+            f"adapters are saved in the format {' or '.join(ADAPTER_FORMATS)}: merge them to save {format!r}"
+        )
+    name_base(model, chosen)
+    with adapter_folder(folder).replace() as staged:
+        ADAPTER_FORMATS[format](model, staged, chosen)
+
+
+def name_base(model: Transformer, name: str) -> None:
+    """Note what the base of an adapter is, where that is not known yet: the folder that the model was loaded from."""
+    adapter: Adapter = model.adapters[name]
+    if adapter.base is None and model.origin is not None and (model.origin.folder / CONFIG).is_file():
+        folder = model.origin.folder
+        adapter.base = BaseModel(folder=str(folder), sha256=fingerprint_weights(folder))
 
 
 def check_savable(model: Transformer, format: str) -> None:
@@ -53,6 +95,8 @@ def check_savable(model: Transformer, format: str) -> None:
     >>> small = quantize(Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)))
     >>> check_savable(small, "phasor")
     """
+    if format not in FORMATS:
+        raise ValueError(f"the format {format!r} is for adapters, and this model has none")
     is_quantized = has_quantized_weights(model)
     if is_quantized and format != "phasor":
         raise ValueError(f"quantized weights are saved in the format phasor, not {format}: save the original model")

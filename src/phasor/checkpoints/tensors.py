@@ -178,6 +178,16 @@ def fingerprint_model(folder: Path) -> str:
     return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
+def fingerprint_weights(folder: Path) -> str:
+    """A hash of the weights of a model and their configuration alone: what an adapter depends on."""
+    names = {CONFIG, *(file.name for file in safetensors_files(folder))}
+    manifest = Manifest.read(folder)
+    listed = None if manifest is None else {name: manifest.files[name] for name in names & manifest.files.keys()}
+    files = Manifest.compute(folder, "model", names).files if listed is None or listed.keys() != names else listed
+    entries = sorted((name, files[name].sha256) for name in names)
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
 def byte_ranges(file: Path) -> dict[str, tuple[int, int]]:
     """The byte range of each tensor in a safetensors file, from the header at its beginning."""
     with file.open("rb") as opened:
@@ -271,7 +281,7 @@ def write_sources(file: Path, sources: Iterable[TensorSource]) -> None:
     end = 0
     for source in ordered:
         start, end = end, end + source.nbytes
-        names = {dtype: name for name, dtype in TYPES.items()}
+        names = {dtype: name for name, dtype in TYPES.items()} | {torch.int32: "I32"}
         header[source.name] = {
             "dtype": names[source.dtype],
             "shape": list(source.shape),

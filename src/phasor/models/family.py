@@ -47,6 +47,8 @@ class Family:
     - `renames`: old parts of names and what they are now. `copies`: names of tensors that repeat another.
     - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
       has no use for; it keeps them and writes them back.
+    - `experts_at`: the module of a layer's routed experts in transformers, whatever their names in files.
+      `swaps_expert_factors`: whether PEFT takes what their matrices multiply for what they give.
     """
 
     model_type: ClassVar[str]
@@ -69,6 +71,8 @@ class Family:
     copies: ClassVar[dict[str, str]] = {}
     derived: ClassVar[tuple[str, ...]] = ()
     passthrough: ClassVar[tuple[str, ...]] = ()
+    experts_at: ClassVar[str] = "mlp.experts"
+    swaps_expert_factors: ClassVar[bool] = False
 
     def read(self, f: Fields) -> ModelConfig:
         """The configuration a config.json asks for, by the table."""

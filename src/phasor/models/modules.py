@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -38,8 +39,8 @@ def fused_modules(family: Family, config: ModelConfig, weights: Mapping[str, Ten
     (['q_proj', 'k_proj', 'v_proj'], [4, 5, 6, 7, 16, 17, 18, 19])
     """
     found: dict[str, list[Module]] = {}
-    for ours, theirs, layout, expert in expand_rules(family.all_rules(config), config, dict(weights)):
-        is_matrix = ours.endswith(WEIGHT) and theirs.endswith(WEIGHT) and weights[ours].dim() == 2 and expert is None
+    for ours, theirs, layout, _ in expand_rules(family.all_rules(config), config, dict(weights)):
+        is_matrix = ours.endswith(WEIGHT) and theirs.endswith(WEIGHT) and weights[ours].dim() == 2
         if not is_matrix:
             continue
         every = torch.arange(len(weights[ours]))
@@ -50,4 +51,28 @@ def fused_modules(family: Family, config: ModelConfig, weights: Mapping[str, Ten
             isinstance(layout, Transposed),
         )
         found.setdefault(ours.removesuffix(WEIGHT), []).append(module)
+    return found
+
+
+EXPERTS = {"up": "gate_up_proj", "down": "down_proj"}  # the parameters of a module with experts, in its order
+
+
+class ExpertsModule(NamedTuple):
+    """Their module of a layer's routed experts, and the order of what `up` gives in theirs; None for that of ours."""
+
+    name: str
+    columns: Tensor | None
+
+
+def experts_modules(family: Family, config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, ExpertsModule]:
+    """The modules of routed experts, by the name of our layer; files may have the experts one by one."""
+    found: dict[str, ExpertsModule] = {}
+    for ours, theirs, layout, expert in expand_rules(family.all_rules(config), config, dict(weights)):
+        layer = re.match(r"(.*?\.\d+)\.", theirs)
+        if weights[ours].dim() == 3 and ours.endswith(".up") and layer is not None and expert in (None, 0):
+            every = torch.arange(weights[ours].shape[-1])
+            columns = layout.save(every[None, None], config).flatten() if expert is None else every
+            is_same = torch.equal(columns, every) or len(columns) < len(every)
+            name = f"{layer[1]}.{family.experts_at}"
+            found[ours.removesuffix(".up")] = ExpertsModule(name, None if is_same else columns)
     return found

@@ -145,6 +145,7 @@ class Gemma4(GemmaLike):
 
     model_type = "gemma4_text"
     title = "Gemma 4 (text)"
+    experts_at = "experts"
     architectures = {"lm": "Gemma4ForCausalLM", "none": "Gemma4TextModel"}
     norms = AROUND
     parts = GemmaLike.parts | {

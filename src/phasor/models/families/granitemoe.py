@@ -14,6 +14,7 @@ class GraniteMoE(Granite):
 
     model_type = "granitemoe"
     title = "Granite 3 MoE"
+    experts_at = "block_sparse_moe.experts"
     architectures = {"lm": "GraniteMoeForCausalLM", "none": "GraniteMoeModel"}
     fields = {name: entry for name, entry in Granite.fields.items() if name != "mlp_bias"} | {
         "num_local_experts": Field("feedforward.experts.num_experts", default=8),

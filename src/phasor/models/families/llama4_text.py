@@ -98,6 +98,8 @@ class Llama4Text(LlamaLike):
 
     model_type = "llama4_text"
     title = "Llama 4 (text)"
+    experts_at = "feed_forward.experts"
+    swaps_expert_factors = True
     architectures = {"lm": "Llama4ForCausalLM", "none": "Llama4TextModel"}
     parts = LlamaLike.parts | {
         "norm": "rmsnorm",
