@@ -33,14 +33,14 @@ HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safe
 PUBLIC = """
 ChunkedConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DenseConfig DilatedConfig DropoutConfig
 EmbeddingConfig EncoderConfig Engine ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig
-GELUConfig
-GELUTanhConfig GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig
-LayerNormConfig LinearSchedule MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig
-OptimizerConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig
-ReLUSquaredConfig Recipe Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens
-StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig
-Transformer XIELUConfig XavierInitConfig backends balancing_loss convert evaluate exact_rotary explain generate kinds
-load preset quantize save stream train translate verify
+GELUConfig GELUTanhConfig GLUConfig Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig
+LayerConfig LayerNormConfig LinearSchedule LoRAConfig MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig
+NoNormConfig NormalInitConfig OptimizerConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig
+RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig Recipe Record Rotary SandwichConfig SaveConfig
+SequenceClassifierConfig SiLUConfig SpecialTokens StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig
+T5InitConfig TokenClassifierConfig TopKConfig TrainConfig Transformer XIELUConfig XavierInitConfig add_adapter
+backends balancing_loss convert disable_adapters evaluate exact_rotary explain generate kinds load merge preset
+quantize save set_adapters stream train translate verify
 """.split()  # noqa: SIM905
 
 

@@ -31,6 +31,7 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import DenseLayer, LogitsHead
 from phasor.nn.lora import EmbeddingLowRank, ExpertsLowRank, LoRA, LowRank
 from phasor.nn.moe import Experts
+from phasor.nn.positions.base import Position
 from phasor.transformer import Transformer
 
 WHOLE = "whole"  # the one part of a layer that was not fused of several
@@ -71,19 +72,21 @@ class Adapter:
 
 
 class AdaptableLayer(NamedTuple):
-    """A layer that can have an adapter, by its name in the model."""
+    """A layer that can have an adapter, by its name in the model; None is the target of what no choice names."""
 
     name: str
     module: nn.Module
-    target: Target
+    target: Target | None
 
 
 def adaptable_layers(model: Transformer) -> Iterator[AdaptableLayer]:
     """The layers that adapters are made for, in the model's order.
 
-    Routers and the indexers of sparse attention, which choose, are not among them.
+    Routers and the indexers of sparse attention, which choose, are not among them, nor are layers of positions, whose
+    weights are read and not called.
     """
-    left_out = {id(part) for module in model.modules() if isinstance(module, Indexer) for part in module.modules()}
+    outside = (module for module in model.modules() if isinstance(module, Indexer | Position))
+    left_out = {id(part) for module in outside for part in module.modules()}
     left_out |= {id(router) for module in model.modules() if isinstance(module, Experts) for router in module.routers}
     targets: dict[int, Target] = {}
     for module in model.modules():
@@ -100,8 +103,8 @@ def adaptable_layers(model: Transformer) -> Iterator[AdaptableLayer]:
             yield AdaptableLayer(name, module, "experts")
         elif isinstance(module, LogitsHead):
             yield AdaptableLayer(name, module, "head")
-        elif id(module) in targets and id(module) not in left_out:
-            yield AdaptableLayer(name, module, targets[id(module)])
+        elif is_linear(module) and id(module) not in left_out:
+            yield AdaptableLayer(name, module, targets.get(id(module)))
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -109,8 +112,12 @@ def is_linear(module: nn.Module) -> bool:
     return hasattr(module, "in_features") and hasattr(module, "out_features") and not isinstance(module, DenseLayer)
 
 
-def add_adapter(model: Transformer, config: LoRAConfig, name: str = DEFAULT) -> Adapter:
+def add_adapter(
+    model: Transformer, config: LoRAConfig, name: str = DEFAULT, *, dtype: torch.dtype | None = None
+) -> Adapter:
     """Add a fresh adapter to a model, which changes nothing yet; A is drawn from torch's default generator.
+
+    Its weights have the dtype of the layers unless another is asked for.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
@@ -138,13 +145,18 @@ def add_adapter(model: Transformer, config: LoRAConfig, name: str = DEFAULT) -> 
     if missing:
         raise ValueError(f"LoRAConfig.targets has {missing[0]!r}, and this model has none")
     adapter = Adapter(config.kind, config.dropout, layers)
-    attach(model, adapter, name, rows)
+    attach(model, adapter, name, rows, dtype=dtype)
     reset_magnitudes(model, name)
     return adapter
 
 
 def attach(
-    model: Transformer, adapter: Adapter, name: str = DEFAULT, rows: Mapping[str, Mapping[str, Tensor]] | None = None
+    model: Transformer,
+    adapter: Adapter,
+    name: str = DEFAULT,
+    rows: Mapping[str, Mapping[str, Tensor]] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Add an adapter to the layers of a model, on the device and in the dtype of each.
 
@@ -158,7 +170,8 @@ def attach(
         like = next(layers[path].parameters(), model.tokens.weight)
         with torch.device("meta" if like.is_meta else "cpu"):
             lora = build_lora(model, layers[path], parts, adapter, {} if rows is None else rows.get(path, {}))
-        adapt(layers[path], name, lora.to(like.device, like.dtype if like.is_floating_point() else None))
+        own = like.dtype if dtype is None and like.is_floating_point() else dtype
+        adapt(layers[path], name, lora.to(like.device, own))
     model.adapters[name] = adapter
 
 
@@ -277,6 +290,31 @@ def matrix_of(layer: Any, model: Transformer) -> Tensor:
     if isinstance(layer, LogitsHead):
         return cast(Tensor, layer.table(model.tokens.table))
     return full_weight(layer)
+
+
+def adapter_weights(model: Transformer, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a fresh adapter one layer after another, for a model on the meta device that has it.
+
+    They are drawn as `add_adapter` draws them; magnitudes are one.
+    """
+    rows, layers = split_rows(model), dict(model.named_modules())
+    for path, parts in model.adapters[name].layers.items():
+        lora = build_lora(model, layers[path], parts, model.adapters[name], rows.get(path, {}))
+        yield from ((f"{path}.lora.{name}.{key}", x.detach()) for key, x in lora.state_dict().items())
+
+
+def initial_magnitudes(model: Transformer, name: str, given: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The magnitudes of a fresh DoRA adapter that follow from a weight of a base, which is given with its name."""
+    adapter: Adapter = model.adapters[name]
+    tied = isinstance(model.head, LogitsHead) and model.head.weight is None
+    for path, parts in adapter.layers.items() if adapter.kind == "dora" else ():
+        layer = model.get_submodule(path)
+        if given == ("tokens.weight" if tied and layer is model.head else f"{path}.weight"):
+            rows = split_rows(model).get(path, {})
+            matrix = weight.t() if isinstance(layer, Embedding) else weight
+            for part in parts:
+                own = matrix[rows[part]] if part in rows else matrix
+                yield f"{path}.lora.{name}.{part}.magnitude", torch.linalg.vector_norm(own, dim=1)
 
 
 def adapter_names(model: Transformer, name: str = DEFAULT) -> dict[str, str]:

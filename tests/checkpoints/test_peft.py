@@ -1,7 +1,6 @@
 """Adapters in PEFT's files against PEFT: the same logits with random factors, the same tensors after a round trip."""
 
 import importlib
-import json
 import pkgutil
 import random
 import warnings

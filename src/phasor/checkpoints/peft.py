@@ -106,8 +106,8 @@ def read_peft(folder: Path) -> PeftAdapter:
     kind: Kind = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
     if config.get("use_dora") and config.get("use_rslora"):
         raise ValueError(f"{file}: use_dora and use_rslora are both true, and phasor has one of them at a time")
-    name = config.get("base_model_name_or_path")
-    base = BaseModel(folder=name, sha256="") if isinstance(name, str) and name else None
+    given = config.get("base_model_name_or_path")
+    base = BaseModel(folder=given, sha256="") if isinstance(given, str) and given else None
     adapter = Adapter(kind, float(config.get("lora_dropout") or 0.0), {}, base, peft=config)
     return PeftAdapter(folder, base, adapter, tensors)
 

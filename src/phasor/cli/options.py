@@ -176,6 +176,8 @@ def format_value(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ",".join(map(format_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -25,6 +25,7 @@ RECORDS = {  # how the checks of a recipe name its parts
     "SaveConfig": "save",
     "MeshConfig": "parallel",
     "ModelConfig": "model",
+    "LoRAConfig": "lora",
     "Recipe": "",
     "ScheduleConfig": "schedule",
     **{kind.__name__: "schedule" for kind in ScheduleConfig.kinds.values()},
@@ -123,7 +124,8 @@ def default_of(name: str) -> str:
     *path, field = name.split(".")
     record: Any = Recipe()
     for step in path:
-        record = getattr(record, step)
+        optional = without_none(fields_of(type(record))[step])
+        record = optional() if getattr(record, step) is None else getattr(record, step)
     if field != "kind" and is_choice(type(record)):
         kinds = {kind: cls() for kind, cls in record.kinds.items()}
         values = {kind: format_value(getattr(one, field)) for kind, one in kinds.items() if hasattr(one, field)}

@@ -15,7 +15,8 @@ from phasor.config.yaml_text import from_yaml
 def apply_overrides(recipe: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
     """A copy of a recipe's mapping with some fields overridden.
 
-    Values are parsed as YAML, and "none" is None where a field may be None; a string field takes its value verbatim.
+    Values are parsed as YAML, and "none" is None where a field may be None; a string field takes its value verbatim,
+    and a list of strings those between commas.
     A new kind keeps those fields of the old one that both have and that differ from the old one's defaults.
 
     >>> apply_overrides({"data": {"sequence_length": 256}}, {"data.sequence_length": "128", "train.max-skips": "3"})
@@ -88,7 +89,18 @@ def read_value(text: str, hint: Any, where: str) -> Any:
         raise ValueError(f"{where} needs a value{', or none' if may_be_none(hint) else ''}, not empty text")
     if takes_text(hint):
         return None if text in ("null", "~") else text
+    if takes_names(hint) and not text.startswith("["):
+        return [name.strip() for name in text.split(",")]
     return None if text == "none" and may_be_none(hint) else from_yaml(text, where)
+
+
+def takes_names(hint: Any) -> bool:
+    """Whether a field is a list of texts, which is given separated by commas.
+
+    >>> takes_names(tuple[str, ...]), takes_names(tuple[float, ...]), takes_names(str)
+    (True, False, False)
+    """
+    return get_origin(hint) is tuple and takes_text(get_args(hint)[0])
 
 
 def deep_copy(value: Any) -> Any:

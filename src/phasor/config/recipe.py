@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from phasor.config.lora import LoRAConfig
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
@@ -140,7 +141,9 @@ class TrainConfig(Config):
     loses changes below 1/256 of a parameter. `compile` has torch.compile generate the code of blocks; None does on a
     GPU alone. On a GPU `cuda_graphs` captures the step of each batch shape as a CUDA
     graph, so that the device does not wait for the host; `deterministic` has it give the same bits in every run, as a
-    CPU does by itself, without the attention kernels that cannot.
+    CPU does by itself, without the attention kernels that cannot. Weights whose names match a shell pattern of
+    `freeze` are not trained, and have no optimizer state. Of a run that trains an adapter, `param_dtype` is the dtype
+    of the frozen base, and what is trained is in float32.
 
     >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).num_steps(batches_per_epoch=9)
     12
@@ -160,6 +163,7 @@ class TrainConfig(Config):
     cuda_graphs: bool = False
     deterministic: bool = False
     activation_checkpointing: bool = False
+    freeze: tuple[str, ...] = ()
     max_skips: int = 10
     patience: int | None = None
     seed: int = 0
@@ -285,6 +289,7 @@ class Recipe(Config):
     schedule: ScheduleConfig = CosineSchedule()
     save: SaveConfig = SaveConfig()
     parallel: MeshConfig = MeshConfig()
+    lora: LoRAConfig | None = None
     init_from: str | None = None
     out: str | None = None
 
@@ -298,6 +303,8 @@ class Recipe(Config):
                 raise ValueError(f"Recipe.{name} must name a folder, not ''")
         if self.init_from is not None and "preset" in self.model:
             raise ValueError(f"the model comes from {self.init_from}: leave model.preset out")
+        if self.lora is not None and self.init_from is None:
+            raise ValueError("Recipe.lora trains an adapter of a model that is there: name it in Recipe.init_from")
         if self.train.batch_tokens < self.data.sequence_length:
             raise ValueError(
                 f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than "

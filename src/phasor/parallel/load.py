@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from phasor.adapters import attach
 from phasor.checkpoints.load import load, open_folder, pause_gc
 from phasor.parallel.processes import AXES, JoinedProcesses
 from phasor.parallel.shards import Shards
@@ -41,6 +42,8 @@ def sharded_copy(shards: Shards) -> Transformer:
     source = shards.model
     with torch.device("meta"):
         model = Transformer(source.config).to(source.tokens.dtype)
+        for name, adapter in source.adapters.items():
+            attach(model, adapter, name, dtype=torch.float32)
     mesh = init_device_mesh(shards.mesh.device_type, (1, dist.get_world_size(), 1, 1), mesh_dim_names=AXES)
     Shards(model, mesh).shard().load((name, shards.gather(name, part)) for name, part in shards.parts.items())
     for name in ("tokenizer", "source_tokenizer", "special", "generation_settings", "origin"):

@@ -25,6 +25,7 @@ from phasor.parallel.mesh import Mesh, mesh_why_not
 from phasor.training.datasets import Datasets
 from phasor.training.objectives import objective_of
 from phasor.training.state import TrainingState
+from phasor.training.trained import check_adapter, choose_weights, with_adapter
 from phasor.transformer import Transformer
 
 
@@ -104,6 +105,7 @@ def with_article(shape: str) -> str:
 
 def check_model(recipe: Recipe, processes: int = 1) -> None:
     """Refuse a model that cannot be trained on any data, before these are prepared."""
+    check_adapter(recipe)
     if recipe.init_from is None:
         config = model_config(recipe, vocab_size=1)
     else:
@@ -131,14 +133,23 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
 def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     """A recipe's model, with fresh weights drawn from the recipe's seed or with those of `init_from`."""
     if recipe.init_from is not None:
-        return fit_model(load(recipe.init_from, dtype=torch.float32), recipe, datasets)
+        model = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
+        choose_weights(model, recipe, None)
+        return model
     config = model_config(recipe, *vocabulary_sizes(datasets)).replace(trained_length=datasets.longest)
     torch.manual_seed(recipe.train.seed)
     model = Transformer(config)
     special, start = datasets.special, datasets.special.start if config.shape == "encoder-decoder" else None
     model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
+    choose_weights(model, recipe, None)
     return model
+
+
+def base_dtype(recipe: Recipe) -> torch.dtype:
+    """The dtype in which the weights of `init_from` are read: the base of an adapter as it stays."""
+    dtype: torch.dtype = torch.float32 if recipe.lora is None else getattr(torch, recipe.train.param_dtype)
+    return dtype
 
 
 def vocabulary_sizes(datasets: Datasets) -> tuple[int, int | None]:
@@ -154,12 +165,17 @@ def outline_model(
 
     They have the bits of those of `build_model`. With `verify` the folder of `init_from` is compared with its manifest.
     """
-    if state is not None or recipe.init_from is None:
+    if recipe.init_from is None or (state is not None and recipe.lora is None):
         with torch.device("meta"):
             model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
         return model, fresh_weights(model.config, recipe.train.seed) if state is None else ()
-    with open_folder(recipe.init_from, torch.float32, verify=verify) as opened:
-        return fit_model(opened.model, recipe, datasets), read_weights(recipe.init_from)
+    with open_folder(recipe.init_from, base_dtype(recipe), verify=verify) as opened:
+        model = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
+    weights = read_weights(recipe.init_from)
+    choose_weights(model, recipe, state, verify=verify)
+    if state is not None:
+        take_values(model, state)
+    return model, weights if recipe.lora is None or state is not None else with_adapter(model, recipe, weights)
 
 
 def read_weights(folder: str) -> Iterator[tuple[str, Tensor]]:
@@ -171,16 +187,30 @@ def read_weights(folder: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> Transformer:
-    """The model of a run that is resumed, for the weights of its checkpoint; `init_from` is not read again."""
+    """The model of a run that is resumed, for the weights of its checkpoint.
+
+    Of `init_from` the base of an adapter alone is read again.
+    """
     if recipe.init_from is None:
         return build_model(recipe, datasets)
+    if recipe.lora is not None:
+        model = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
+        choose_weights(model, recipe, state)
+        take_values(model, state)
+        return model
     config = ModelConfig.from_dict(state.values["fixed"]["model"])
     check_config(config, recipe, datasets.tokenizer.get_vocab_size())
     model = Transformer(record_length(config, datasets))
+    take_values(model, state)
+    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
+    choose_weights(model, recipe, state)
+    return model
+
+
+def take_values(model: Transformer, state: TrainingState) -> None:
+    """Give a model the special tokens and settings for generation that a checkpoint holds."""
     model.special = SpecialTokens.from_dict(state.values["special"])
     model.generation_settings = state.values.get("generation", {})
-    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
-    return model
 
 
 def record_length(config: ModelConfig, datasets: Datasets, trained: int = 0) -> ModelConfig:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from phasor.adapters import DEFAULT
+from phasor.checkpoints.adapter_folder import describe_adapter
 from phasor.checkpoints.runs import checkpoint_name
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
@@ -388,7 +390,13 @@ class TrainingLoop:
             "fixed": self.fixed_values(),
             "special": self.trainer.model.special.to_dict(),
             "generation": self.trainer.model.generation_settings,
+            "adapter": self.adapter_values(),
         }
+
+    def adapter_values(self) -> dict[str, Any] | None:
+        """What the adapter that is trained consists of, and the hash of its base; None where the whole model is."""
+        model = self.trainer.model
+        return describe_adapter(model.adapters[DEFAULT], model.config) if model.adapters else None
 
     def fixed_values(self) -> dict[str, Any]:
         """What has to be the same in a run that is resumed."""

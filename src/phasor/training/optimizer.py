@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from phasor.config.recipe import OptimizerConfig
 from phasor.nn.heads import LogitsHead
+from phasor.nn.lora import ExpertsLowRank, LowRank
 from phasor.nn.moe import Experts
 from phasor.ops.adamw import AdamW, adamw_why_not
 
@@ -18,6 +19,8 @@ MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("weight",),
     Experts: ("up", "down"),
     LogitsHead: ("weight",),
+    LowRank: ("A", "B"),
+    ExpertsLowRank: ("A", "B"),
 }
 
 
@@ -106,7 +109,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: NamedWeights, ten
 
 
 class EMA:
-    """The exponential moving average of the weights, corrected for its bias (Kingma and Ba 2015, section 7.2).
+    """The exponential moving average of the trained weights, corrected for its bias (Kingma and Ba 2015, section 7.2).
 
     `average_t = decay average_{t-1} + (1 - decay) weights_t`, over `1 - decay^t`.
 
@@ -121,7 +124,8 @@ class EMA:
 
     def __init__(self, model: NamedWeights, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+        self.weights = {name: weight.detach().clone() for name, weight in trained}
         device = next(iter(self.weights.values())).device
         self.count = torch.zeros((), dtype=torch.float64, device=device)  # of updates
 
@@ -136,8 +140,9 @@ class EMA:
         happened = torch.ones_like(self.count) if changed is None else changed.to(self.count.dtype)
         self.count += happened
         share = happened * (1 - self.decay) / (1 - self.decay ** self.count.clamp(min=1))
-        for average, weight in zip(self.weights.values(), model.parameters(), strict=True):
-            average.lerp_(weight, share.to(average.dtype))
+        weights = dict(model.named_parameters())
+        for name, average in self.weights.items():
+            average.lerp_(weights[name], share.to(average.dtype))
 
     def restore(self, weights: Mapping[str, Tensor], updates: int) -> None:
         """Continue from a saved average."""
@@ -153,7 +158,9 @@ def swap_weights(model: NamedWeights, ema: EMA | None) -> Iterator[None]:
 
     @torch.no_grad()
     def swap() -> None:
-        for name, weight in model.named_parameters() if averages else ():
+        for name, weight in model.named_parameters():
+            if name not in averages:
+                continue
             held = weight.clone()
             weight.copy_(averages[name])
             averages[name].copy_(held)

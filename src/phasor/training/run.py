@@ -14,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from phasor.adapters import DEFAULT
 from phasor.artifacts import LOCK, ArtifactFolder
 from phasor.checkpoints import save
+from phasor.checkpoints.adapter_folder import write_adapter
 from phasor.checkpoints.folder import listed_files, model_folder, unreplaceable_reason, write_tokenizers
 from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.hub import resolve_folder
@@ -362,7 +364,10 @@ class RunFolder:
             save(model, place)
         else:
             with model_folder(place).replace() as staged:
-                save_native(model, staged, sources=sources)
+                if model.adapters:
+                    write_adapter(model, staged, DEFAULT, sources)
+                else:
+                    save_native(model, staged, sources=sources)
         if sample is not None:
             self.write_text(SAMPLES, sample + "\n")
 

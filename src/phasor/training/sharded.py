@@ -23,6 +23,7 @@ from phasor.parallel.shards import Shards
 from phasor.training.optimizer import NamedWeights, optimizer_tensors, restore_optimizer
 from phasor.training.signals import StopSignal
 from phasor.training.state import TrainingState, save_state
+from phasor.training.trained import saved_names
 from phasor.training.trainer import Trainer, derive_seed, gradient_of, precision_name
 from phasor.transformer import Transformer
 
@@ -47,7 +48,7 @@ class ShardedTrainer(Trainer):
 
     def place(self, model: Transformer) -> Transformer:
         """The model in the dtype of its parameters; its blocks move to the device one by one, when FSDP cuts them."""
-        model = model.to(getattr(torch, self.recipe.train.param_dtype))
+        model = model if model.adapters else model.to(getattr(torch, self.recipe.train.param_dtype))
         self.shards = Shards(model, self.processes.mesh)
         return model
 
@@ -138,9 +139,13 @@ class ShardedTrainer(Trainer):
         own = optimizer_tensors(self.optimizer, self.shards)
         saved = self.processes.from_first(list(own))  # a process with no part of a weight has no state of it
         states = {path: own.get(path) for path in saved}
-        groups: dict[str, Mapping[str, Tensor | None]] = {"model": self.shards.parts, "optimizer": states}
+        names = saved_names(self.model)
+        groups: dict[str, Mapping[str, Tensor | None]] = {
+            "model": {name: self.shards.parts[name] for name in names},
+            "optimizer": states,
+        }
         if self.ema is not None:
-            groups["ema"] = {name: self.ema.weights.get(name) for name in self.shards.parts}
+            groups["ema"] = {name: self.ema.weights.get(name) for name in names}
         return {
             group: file_order(self._source(path, tensor) for path, tensor in tensors.items())
             for group, tensors in groups.items()
@@ -170,7 +175,7 @@ class ShardedTrainer(Trainer):
         return prepare_inference(self.model) if self.shards.tokens.multiple == 1 else sharded_copy(self.shards)
 
     def model_sources(self) -> list[TensorSource]:
-        return [self._source(name, part) for name, part in self.shards.parts.items()]
+        return [self._source(name, self.shards.parts[name]) for name in saved_names(self.model)]
 
     def restore(self, state: TrainingState) -> None:
         self.shards.load(state.tensors["model"].items())
@@ -182,7 +187,8 @@ class ShardedTrainer(Trainer):
         }
         restore_optimizer(self.optimizer, self.shards, own)
         if self.ema is not None:
-            averages = {name: self.shards.take(name, tensor) for name, tensor in state.tensors["ema"].items()}
+            held_averages = ((name, state.tensors["ema"][name]) for name in self.ema.weights)
+            averages = {name: self.shards.take(name, tensor) for name, tensor in held_averages}
             self.ema.restore(averages, state.values["ema_updates"])
 
     def non_finite_weights(self) -> list[str]:

@@ -35,6 +35,7 @@ from phasor.training.optimizer import (
     swap_weights,
 )
 from phasor.training.state import TrainingState, save_state
+from phasor.training.trained import saved_names
 from phasor.transformer import Transformer
 
 
@@ -111,8 +112,9 @@ class Trainer:
         return sum(weight.numel() for weight in self.model.parameters())
 
     def place(self, model: Transformer) -> Transformer:
-        """The model on its device, in the dtype of its parameters."""
-        return model.to(self.device, getattr(torch, self.recipe.train.param_dtype))
+        """The model on its device, in the dtype of its parameters; that with an adapter has its dtypes already."""
+        dtype = None if model.adapters else getattr(torch, self.recipe.train.param_dtype)
+        return model.to(self.device, dtype)
 
     def compile(self, *, dynamic: bool) -> None:
         """Compile the model's blocks."""
@@ -201,8 +203,10 @@ class Trainer:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors to save, in groups."""
-        groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer, self.model)}
-        return groups if self.ema is None else groups | {"ema": dict(self.model.named_buffers()) | self.ema.weights}
+        held = self.model.state_dict()
+        weights = {name: held[name] for name in saved_names(self.model)}
+        groups = {"model": weights, "optimizer": optimizer_tensors(self.optimizer, self.model)}
+        return groups if self.ema is None else groups | {"ema": weights | self.ema.weights}
 
     def save(self, folder: Path, step: int, values: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, with some values beside the tensors."""
@@ -218,7 +222,7 @@ class Trainer:
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint."""
-        self.model.load_state_dict(state.tensors["model"])
+        self.model.load_state_dict(state.tensors["model"], strict=not self.model.adapters)
         restore_optimizer(self.optimizer, self.model, state.tensors["optimizer"])
         if self.ema is not None:
             self.ema.restore(state.tensors["ema"], state.values["ema_updates"])
