@@ -17,6 +17,7 @@ from phasor.cli.options import (
     given_fields,
 )
 from phasor.cli.output import print_json, show_table, show_text
+from phasor.cli.streams import print_text
 from phasor.inspect.explain import format_layers
 
 if TYPE_CHECKING:
@@ -35,13 +36,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options = {
         "--extension KIND": "replace the rotary extension (see: phasor kinds extensions)",
         "--length N": "the sequence length to explain for, where it matters",
+        "--audit": "say instead what other engines will make of the rotary settings of a Hugging Face folder, with "
+        "reports of it; the exit code is 1 where an error is among the findings",
         "--json": "print JSON",
     }
     declare_options(parser, options)
     add_extension_fields(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> int:
+    if given.audit:
+        return run_audit(given)
     from phasor.inspect.explain import explain, resolve_model
     from phasor.models.extensions import make_extension
 
@@ -55,7 +60,7 @@ def run(given: argparse.Namespace) -> None:
     explanation = explain(config, given.other, extension=extension, length=given.length, part=given.part)
     if given.json:
         print_json(explanation.to_dict())
-        return
+        return 0
     for one in (explanation,) if explanation.other is None else (explanation, explanation.other):
         for scheme in one.schemes:
             show_scheme(one.name, scheme)
@@ -63,6 +68,28 @@ def run(given: argparse.Namespace) -> None:
                 show_pairs(scheme)
     if explanation.other is not None:
         show_differences(explanation, explanation.other)
+    return 0
+
+
+def run_audit(given: argparse.Namespace) -> int:
+    """Print what other engines make of a folder."""
+    from phasor.inspect.audit import audit
+
+    others = ("other", "extension", "length", "part", "checkpoint")
+    named = [name for name in (*others, *given_fields(given, *extension_classes())) if getattr(given, name) is not None]
+    if named:
+        raise ValueError(f"--audit is of one folder as it is, and does not go with {named[0].replace('_', '-')}")
+    found = audit(given.config)
+    if given.json:
+        print_json(found.to_dict())
+        return int(found.has_errors)
+    for one in found.findings:
+        show_text(
+            f"{one.severity}: {one.field}", [one.what, f"instead: {one.instead}", f"seen in {', '.join(one.seen)}"]
+        )
+    if not found.findings:
+        print_text(f"{found.name}: no findings")
+    return int(found.has_errors)
 
 
 def show_scheme(name: str, scheme: SchemeReport) -> None:
