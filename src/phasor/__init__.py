@@ -33,7 +33,7 @@ _HOMES = {
     "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
     "phasor.config.lora": "LoRAConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
-    "phasor.generation": "Generated generate stream",
+    "phasor.generation": "ChatSession Generated chat generate stream",
     "phasor.generation.engine": "Engine",
     "phasor.nn.record": "Record",
     "phasor.transformer": "Transformer",
@@ -71,7 +71,9 @@ if TYPE_CHECKING:
     from phasor.config.schedules import StableSchedule as StableSchedule
     from phasor.evaluation import evaluate as evaluate
     from phasor.evaluation import translate as translate
+    from phasor.generation import ChatSession as ChatSession
     from phasor.generation import Generated as Generated
+    from phasor.generation import chat as chat
     from phasor.generation import generate as generate
     from phasor.generation import stream as stream
     from phasor.generation.engine import Engine as Engine

@@ -120,5 +120,6 @@ def replace_positions(
 def carry_over(source: Transformer, model: Transformer) -> None:
     """Give a model everything of another beside its weights and configuration."""
     model.tokenizer, model.source_tokenizer = source.tokenizer, source.source_tokenizer
+    model.chat_template = source.chat_template
     model.special, model.generation_settings = source.special, source.generation_settings
     model.origin = source.origin

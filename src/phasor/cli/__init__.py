@@ -27,6 +27,7 @@ from phasor.parallel.launch import is_first_process, leave_report
 
 VERBS = {
     "generate": "continue a prompt with a model folder",
+    "chat": "talk with a model in the terminal",
     "recipes": "list the recipes in the package, or print one",
     "train": "train a model with a recipe",
     "evaluate": "evaluate a trained model",

@@ -45,7 +45,6 @@ PROMPT_OPTIONS = {
     "of its own, with backslashes and line ends in it as escapes",
     "--stream": "print the text as it comes",
     "--draft FOLDER": "a smaller model for speculative decoding",
-    "--dtype DTYPE": "load another dtype: float32, bfloat16, float16, float64",
 }
 
 
@@ -56,9 +55,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "they are into a pipe or file."
     )
     parser.add_argument("folder", help=f"a model folder, a run, or {ON_HUB}")
+    declare_options(parser, PROMPT_OPTIONS)
+    add_model_options(parser)
+    declare_options(parser, {"--json": "print JSON: tokens, their log-probabilities, text"})
+    add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
+    add_extension_fields(parser)
+    add_mesh(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `read_model`: which weights of a folder, where, and as what."""
     add_checkpoint(parser)
     add_part(parser)
-    declare_options(parser, PROMPT_OPTIONS)
+    declare_options(parser, {"--dtype DTYPE": "load another dtype: float32, bfloat16, float16, float64"})
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ... (default: %(default)s)")
     add_positions(parser)
     add_weights(
@@ -68,10 +77,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "nf4",
         STORED,
     )
-    declare_options(parser, {"--json": "print JSON: tokens, their log-probabilities, text"})
-    add_fields(parser, "how tokens are chosen", GenerationConfig, helps=OPTIONS)
-    add_extension_fields(parser)
-    add_mesh(parser)
 
 
 def run(given: argparse.Namespace) -> None:

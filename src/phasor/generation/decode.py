@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from torch import Tensor
 
+from phasor.generation.prefix_cache import PrefixRunner
 from phasor.generation.request import GenerationRequest, SequenceState
 from phasor.generation.runners import StepRunner, step_runner
 from phasor.generation.runners.cuda_graph import AsyncSteps, CudaGraphRunner, run_async
@@ -15,7 +17,8 @@ from phasor.generation.sampling import choose_token, likeliest_tokens
 def decode_loop(request: GenerationRequest) -> Iterator[list[SequenceState]]:
     """Decode all rows together; yields the rows after every step."""
     rows = request.new_rows()
-    with step_runner(request.step_spec()) as runner:
+    kept = request.prefix
+    with step_runner(request.step_spec()) if kept is None else nullcontext(PrefixRunner(kept, request)) as runner:
         logits = runner.prefill([row.prompt for row in rows], request.encode(), request.prompt_positions())
         if request.is_argmax_only and isinstance(runner, CudaGraphRunner):
             likeliest_tokens(logits)  # the only look at scores: later ones stay on the device

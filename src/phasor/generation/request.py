@@ -16,6 +16,7 @@ from phasor.config.positions import PositionConfig
 from phasor.config.schema import quote
 from phasor.generation.constraints import Constraints
 from phasor.generation.encode import encode_prompts
+from phasor.generation.prefix_cache import PrefixCache
 from phasor.generation.runners import StepSpec
 from phasor.generation.runners.eager import pad_rows
 from phasor.generation.runners.protocol import ENDLESS, round_length
@@ -65,6 +66,7 @@ class GenerationRequest:
     tokenizer: Any = None
     is_batch: bool = True
     positions: list[list[int]] | None = None  # of the tokens of each prompt, where they do not count from 0
+    prefix: PrefixCache | None = None  # what is computed already of the one prompt
 
     @property
     def is_argmax_only(self) -> bool:
@@ -228,8 +230,12 @@ def build_request(
     positions: Any = None,
     details: bool = False,
     streams: bool = False,
+    as_text: bool = False,
 ) -> GenerationRequest:
-    """Tokenize the prompts, merge the options with the folder's settings, resolve the stop tokens, check everything."""
+    """Tokenize the prompts, merge the options with the folder's settings, resolve the stop tokens, check everything.
+
+    With `as_text` the new tokens of prompts of ids are decoded too.
+    """
     if not isinstance(getattr(model, "config", None), ModelConfig):
         raise ValueError(f"generation needs a Transformer, not {quote(model)}")
     if model.decoder is None:
@@ -259,7 +265,8 @@ def build_request(
     if draft is not None:
         check_draft(model, draft, options)
     stop = model.special.stop if options.stop is None else options.stop
-    stop_tokens, stop_texts = split_stops(stop, model.tokenizer if is_text else None, options)
+    tokenizer = model.tokenizer if is_text or as_text else None
+    stop_tokens, stop_texts = split_stops(stop, tokenizer, options)
     copies = options.num_return_sequences if options.num_beams == 1 else 1
     if positions is not None:
         listed = positions.tolist() if isinstance(positions, Tensor) else positions
@@ -276,7 +283,7 @@ def build_request(
         constraints=build_constraints(options, model.special, stop_tokens),
         details=details,
         draft=draft,
-        tokenizer=model.tokenizer if is_text else None,
+        tokenizer=tokenizer,
         is_batch=is_batch,
         positions=positions,
     )

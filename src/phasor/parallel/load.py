@@ -46,7 +46,7 @@ def sharded_copy(shards: Shards) -> Transformer:
             attach(model, adapter, name, dtype=torch.float32)
     mesh = init_device_mesh(shards.mesh.device_type, (1, dist.get_world_size(), 1, 1), mesh_dim_names=AXES)
     Shards(model, mesh).shard().load((name, shards.gather(name, part)) for name, part in shards.parts.items())
-    for name in ("tokenizer", "source_tokenizer", "special", "generation_settings", "origin"):
+    for name in ("tokenizer", "source_tokenizer", "chat_template", "special", "generation_settings", "origin"):
         setattr(model, name, getattr(source, name))
     return prepare_inference(model)
 

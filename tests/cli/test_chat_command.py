@@ -1,0 +1,176 @@
+"""`phasor chat`: on a pipe, and in a terminal as a person sees it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import CommandRunner
+from tokenizers import AddedToken
+
+import phasor
+from phasor.checkpoints.chat_template import ChatTemplate
+from phasor.data.tokenizers import byte_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('never no') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+GREEDY = {"max_new_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = phasor.Transformer(phasor.preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=263))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    with torch.no_grad():  # letters alone, so that what is printed is what was said
+        model.head.weight[: 5 + ord("a")] = 0
+        model.head.weight[5 + ord("z") + 1 :] = 0
+    model.tokenizer = byte_tokenizer()
+    model.tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    model.chat_template = ChatTemplate({"default": TEMPLATE})
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    phasor.save(model, folder)
+    return folder
+
+
+@pytest.fixture
+def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
+    return CommandRunner(capsys)
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False))
+
+
+def replies(folder: Path, *turns: str, **fields: object) -> list[str]:
+    talk = phasor.ChatSession(phasor.load(folder), **{**GREEDY, **fields})
+    return [talk.reply(turn) for turn in turns]
+
+
+def test_a_pipe_gives_a_turn_per_line(folder: Path, run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, b"Hello\n\nWhy?\r\n/reset")
+    printed = run_phasor("chat", str(folder), "--max-new-tokens", "8", "--system", "Be kind.")
+    assert printed.splitlines() == replies(folder, "Hello", "Why?", "/reset", system="Be kind.")
+    pipe(monkeypatch, b"Hello\n")
+    sampled = run_phasor("chat", str(folder), "--max-new-tokens", "8", "--temperature", "1.5", "--seed", "3")
+    assert sampled.splitlines() == replies(folder, "Hello", temperature=1.5, seed=3)
+
+
+def test_mistakes_end_a_pipe(folder: Path, run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, b"no\n")
+    assert "refuses this conversation: never no" in run_phasor.expect_error("chat", str(folder))
+    pipe(monkeypatch, b"\n\xff\n")
+    assert "standard input, turn 2, line 1: the byte 0 is not UTF-8" in run_phasor.expect_error("chat", str(folder))
+    assert "--num-beams" in run_phasor.expect_error("chat", str(folder), "--num-beams", "no")
+
+
+def test_a_folder_without_a_template(
+    folder: Path, run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = phasor.load(folder)
+    model.origin, file = None, tmp_path / "mine.jinja"
+    phasor.save(model, tmp_path / "bare")
+    pipe(monkeypatch, b"Hello\n")
+    error = run_phasor.expect_error("chat", str(tmp_path / "bare"))
+    assert "bare has no chat template" in error
+    assert "--template FILE" in error
+    file.write_text(TEMPLATE)
+    pipe(monkeypatch, b"Hello\n")
+    printed = run_phasor("chat", str(tmp_path / "bare"), "--template", str(file), "--max-new-tokens", "8")
+    assert printed.splitlines() == replies(folder, "Hello")
+
+
+class Terminal:
+    """A command on a terminal of its own, typed at and read from."""
+
+    def __init__(self, *arguments: str) -> None:
+        pid, self.screen = pty.fork()
+        if pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "phasor", *arguments], {**os.environ, "TERM": "dumb"})
+        self.pid, self.text = pid, ""
+
+    def read_until(self, text: str, seconds: float = 90) -> str:
+        """All that was shown since the last call, up to and with a text."""
+        end = time.monotonic() + seconds
+        while text not in self.text:
+            if not select.select([self.screen], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError(f"{text!r} does not come: {self.text!r}")
+            self.text += os.read(self.screen, 1 << 12).decode(errors="replace").replace("\r\n", "\n")
+        shown, _, self.text = self.text.partition(text)
+        return shown + text
+
+    def type(self, line: str) -> None:
+        os.write(self.screen, line.encode() + b"\n")
+
+    def end(self) -> int:
+        try:
+            while os.read(self.screen, 1 << 12):
+                pass
+        except OSError:  # how a terminal tells that nobody writes to it any more
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are those of Unix")
+def test_a_terminal(folder: Path, tmp_path: Path) -> None:
+    screen = Terminal("chat", str(folder), "--max-new-tokens", "100000", "--system", "Be kind.")
+    try:
+        screen.read_until("/help lists commands\n> ")
+        screen.type("Hello")
+        screen.read_until("Hello\n")
+        said = screen.text or screen.read_until("a")  # something of an answer that would go on for minutes
+        while len(said) < 5:
+            said += os.read(screen.screen, 64).decode()
+        os.write(screen.screen, b"\x03")
+        said += screen.read_until("phasor: stopped\n> ")
+        screen.type("/save " + str(tmp_path / "talk.jsonl"))
+        screen.read_until("\n> ")
+        system, question, reply = json.loads((tmp_path / "talk.jsonl").read_text())["messages"]
+        assert (system["content"], question["content"]) == ("Be kind.", "Hello")
+        assert reply["content"].startswith(said.partition("^C")[0].rstrip("\n")[:5])
+        screen.type("no")
+        assert "refuses this conversation: never no" in screen.read_until("never no\n> ")
+        screen.type("/save " + str(tmp_path / "talk.jsonl"))
+        assert "exists: name another file" in screen.read_until("file\n> ")
+        screen.type("/system")
+        screen.read_until("\n> ")
+        screen.type("/resett")
+        assert "unknown command '/resett' (did you mean '/reset'?)" in screen.read_until("/exit\n> ")
+        screen.type("/help")
+        assert "/save FILE" in screen.read_until("turn, whatever follows.\n> ")
+        os.write(screen.screen, b"\x03")
+        screen.read_until("/exit or Ctrl-D ends\n> ")
+        screen.type("/exit")
+        assert screen.end() == 0
+    finally:
+        os.close(screen.screen)
+
+
+def test_ctrl_c_ends_a_pipe(folder: Path) -> None:
+    command = [sys.executable, "-m", "phasor", "chat", str(folder), "--max-new-tokens", "100000"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"Hello\n")
+        process.stdin.close()
+        assert process.stdout.read(3)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.stderr.read() == b""
+        assert process.wait() == 130
