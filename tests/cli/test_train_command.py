@@ -419,10 +419,10 @@ PAIR_MISTAKES = {
     "--data.train notes.txt": "translation needs pairs",
     "--data.train notes.txt --data.train-target pairs.tsv": "pairs.tsv ends after 36 lines, and notes.txt goes on",
     "--data.train pairs.tsv --data.sequence-length 3 --data.too-long skip": (
-        "nothing is left to train on: 36 pairs have more than 3 tokens on a side"
+        "nothing is left to train on: 36 pairs with more than 3 tokens on a side"
     ),
     "--data.train pairs.tsv --data.sequence-length 12": (
-        "a pair has 14 tokens on one side, and --data.sequence-length is 12"
+        "a pair has 14 tokens on a side, and --data.sequence-length is 12"
     ),
 }
 

@@ -57,7 +57,7 @@ def test_a_recipe_keeps_what_it_was_given_when_that_changes():
         ("data: {train_target: b.txt}", "the other side"),
         ("data: {format: python, train: a.txt}", "generates its own data"),
         ("data: {format: dates}", "is for translation"),
-        ("{task: translation, data: {format: python}}", "is for lm and mlm"),
+        ("{task: translation, data: {format: python}}", "is for lm, mlm and distill"),
         ("schedule: cosin", "did you mean 'cosine'?"),
         ("schedule: {kind: cosine, floor: 2}", "a fraction"),
         ("a: [1", "is not YAML"),

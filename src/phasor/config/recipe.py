@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from phasor.config.lora import LoRAConfig
+from phasor.config.classify import ClassifyConfig
+from phasor.config.distill import DistillConfig
+from phasor.config.embed import EmbedConfig
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
@@ -290,6 +293,9 @@ class Recipe(Config):
     save: SaveConfig = SaveConfig()
     parallel: MeshConfig = MeshConfig()
     lora: LoRAConfig | None = None
+    classify: ClassifyConfig = ClassifyConfig()
+    embed: EmbedConfig = EmbedConfig()
+    distill: DistillConfig = DistillConfig()
     init_from: str | None = None
     out: str | None = None
 
@@ -311,11 +317,21 @@ class Recipe(Config):
                 f"DataConfig.sequence_length ({self.data.sequence_length}): a batch holds at least one row"
             )
         self._check_data()
+        self._check_settings()
         learned = ("bpe", "unigram") if self.init_from is not None else ("auto", "bpe", "unigram")
         if self.data.positions == "coupled" and self.data.tokenizer in learned:
             raise ValueError(
                 "DataConfig.positions 'coupled' needs one token per digit: set DataConfig.tokenizer to 'bytes'"
             )
+
+    def _check_settings(self) -> None:
+        """Refuse settings of another task."""
+        for task, takes in TASKS.items():
+            name = takes.settings
+            if name and task != self.task and getattr(self, name) != type(getattr(self, name))():
+                raise ValueError(f"Recipe.{name} is for the task {task!r}, not for {self.task!r}")
+        if self.task == "distill" and self.distill.teacher is None:
+            raise ValueError("the task 'distill' needs DistillConfig.teacher, the folder of a model to learn from")
 
     def _check_data(self) -> None:
         """Refuse data that the task does not read."""

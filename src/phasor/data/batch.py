@@ -21,6 +21,8 @@ class Batch:
     - `document_ids`: one id per token where rows are packed; tokens attend within their own document.
     - `positions`: one per token where they are not counted from 0 in each document, and the `length` that their
       frequencies are planned for.
+    - `attention_mask`, `token_types`: of rows of one text each, True where a token is real, and which text of a pair.
+    - `candidates`, `candidate_mask`: the texts that belong to a row or do not, `[B, K, S]`, and where they are real.
     - `source`, `source_attention_mask`: the other side of a pair `[B, S]`, and True where its tokens are real.
     - `repeated`, `whole_count`: of a share of a batch, how many rows at its end only repeat another one, and how many
       tokens are predicted in the whole batch.
@@ -37,6 +39,10 @@ class Batch:
     targets: Tensor
     weights: Tensor
     document_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+    token_types: Tensor | None = None
+    candidates: Tensor | None = None
+    candidate_mask: Tensor | None = None
     source: Tensor | None = None
     source_attention_mask: Tensor | None = None
     positions: Tensor | None = None
@@ -62,7 +68,10 @@ class Batch:
 
     @property
     def sequence_args(self) -> dict[str, Any]:
-        """What a model takes by name: document ids and positions, or a source's attention mask."""
+        """What a model takes by name: document ids and positions, or the attention mask of a text or source."""
+        if self.attention_mask is not None:
+            types = {} if self.token_types is None else {"token_types": self.token_types}
+            return {"attention_mask": self.attention_mask, **types}
         if self.source is None:
             return {"document_ids": self.document_ids, "positions": self.positions, "length": self.length}
         return {"attention_mask": self.source_attention_mask}

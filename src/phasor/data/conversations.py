@@ -16,9 +16,9 @@ from phasor.config.schema import quote
 from phasor.data.messages import (
     BadRowError,
     Message,
-    name_fields,
     list_of,
     messages_of,
+    name_fields,
     one_message,
 )
 from phasor.data.sources import json_records

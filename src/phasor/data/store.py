@@ -53,6 +53,7 @@ class PreparedData(NamedTuple):
     train: TokenStore
     valid: TokenStore
     skipped: int
+    summary: dict[str, Any]  # of the examples
 
     @property
     def vocab_size(self) -> int:
@@ -206,7 +207,8 @@ def read_prepared_data(folder: Path) -> PreparedData:
         source = Tokenizer.from_file(str(own)) if own.is_file() else tokenizer
         train, valid = (TokenStore(folder, name, description[name]) for name in ("train", "valid"))
         special = SpecialIds.from_dict(description["special"])
-        return PreparedData(folder, tokenizer, source, special, train, valid, description["skipped"])
+        skipped, summary = description["skipped"], description.get("summary", {})
+        return PreparedData(folder, tokenizer, source, special, train, valid, skipped, summary)
     except OSError:
         raise
     except Exception as error:  # of the tokenizers library, too
@@ -304,7 +306,10 @@ def write_tokens(
         tokenizers.source.save(str(folder / SOURCE_TOKENIZER))
     described: dict[str, Any] = {name: writer.describe() for name, writer in writers.items()}
     special = tokenizers.special.to_dict()
-    write_json(folder / DESCRIPTION, {"origin": origin, "special": special, "skipped": skipped, **described})
+    write_json(
+        folder / DESCRIPTION,
+        {"origin": origin, "special": special, "skipped": skipped, "summary": kind.summary(), **described},
+    )
 
 
 def with_progress(examples: Iterable[Example], report: Progress) -> Iterator[Example]:

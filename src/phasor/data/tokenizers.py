@@ -106,7 +106,9 @@ def byte_letters() -> dict[int, str]:
 def configure(tokenizer: Tokenizer, ends: str) -> Tokenizer:
     """Have the tokenizer decode what it encodes, and add the ends of text that the model was trained with."""
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single=ends, special_tokens=[("<bos>", 1), ("<eos>", 2)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=ends, pair=f"{ends} $B:1 <eos>:1", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
     return tokenizer
 
 

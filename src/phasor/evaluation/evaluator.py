@@ -102,6 +102,7 @@ def evaluation_texts(trained: TrainedRun, data: str | Path | None, target: str |
 def encode_to_store(trained: TrainedRun, examples: Iterable[Example], folder: Path) -> EncodedTexts:
     """The tokens of examples as training has them."""
     tokenizers, kind = trained.tokenizers, examples_of(trained.recipe)
+    kind.adopt(trained.model.config)
     size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
     kept: list[Example] = []
     with TokenWriter(folder, "texts", kind.sides, size) as writer:

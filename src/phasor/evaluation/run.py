@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,13 +14,15 @@ from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.run_checkpoint import is_checkpoint
 from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, is_run
 from phasor.config import ModelConfig
+from phasor.config.classify import ClassifyConfig
+from phasor.config.distill import DistillConfig
 from phasor.config.recipe import DataConfig, Recipe, TrainConfig
 from phasor.config.tasks import Task
 from phasor.data.encoding import Tokenizers
 from phasor.data.store import TEXT_FILES, load_prepared_data
 from phasor.data.tokenizers import SpecialIds, special_of
 from phasor.parallel.processes import JoinedProcesses, Processes
-from phasor.training.objectives import OBJECTIVES
+from phasor.training.objectives import OBJECTIVES, objective_of
 from phasor.transformer import Transformer
 
 LONGEST = 1024  # tokens of a piece of a document, for a model without a recipe
@@ -110,17 +113,27 @@ def open_model_folder(
     task = task_of(model.config)
     length = min([model.config.max_length, LONGEST, *known_limits(model)])
     data = DataConfig(sequence_length=length, too_long="skip", format="auto")
-    recipe = Recipe(task=task, data=data, train=TrainConfig(batch_tokens=max(length, TrainConfig().batch_tokens)))
+    train = TrainConfig(batch_tokens=max(length, TrainConfig().batch_tokens))
+    recipe = task_recipe(task, model.config, data=data, train=train)
     return TrainedRun(folder, recipe, model, special_of(model.tokenizer, place), MODEL, processes or Processes())
 
 
 def task_of(config: ModelConfig) -> Task:
-    """The task that trains models of this shape.
+    """The first task that trains models of this shape with this head.
 
     >>> task_of(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
     'lm'
     """
-    return next(task for task, objective in OBJECTIVES.items() if config.shape in objective.shapes)
+    fits = [task for task, objective in OBJECTIVES.items() if config.shape in objective.shapes]
+    objectives = {task: objective_of(task_recipe(task, config)) for task in fits}
+    return next((task for task, each in objectives.items() if each.head_why_not(config) is None), fits[0])
+
+
+def task_recipe(task: Task, config: ModelConfig, **fields: Any) -> Recipe:
+    """The recipe of a model without one, by what its head says."""
+    of_words = config.head.kind == ClassifyConfig(of="token").head and task == "classify"
+    teacher = DistillConfig(teacher=MODEL) if task == "distill" else DistillConfig()
+    return Recipe(task=task, classify=ClassifyConfig(of="token" if of_words else "sequence"), distill=teacher, **fields)
 
 
 def known_limits(model: Transformer) -> list[int]:

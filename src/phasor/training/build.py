@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from phasor.checkpoints.swap_positions import carry_over
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
+from phasor.models import families
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
+from phasor.nn.init import initialize
 from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.mesh import Mesh, mesh_why_not
 from phasor.training.datasets import Datasets
@@ -42,7 +45,9 @@ def merge(below: Any, above: Any) -> Any:
     return {**below, **{name: merge(below.get(name), value) for name, value in above.items()}}
 
 
-def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None) -> ModelConfig:
+def model_config(
+    recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None, labels: tuple[str, ...] = ()
+) -> ModelConfig:
     """The configuration of a recipe's model. Its vocabulary is the tokenizer's unless the recipe asks for more.
 
     >>> config = model_config(Recipe(model={"preset": "gpt-2", "dim": 64, "num_heads": 2, "num_layers": 2}), 300)
@@ -52,7 +57,7 @@ def model_config(recipe: Recipe, vocab_size: int, source_vocab_size: int | None 
     fields = dict(recipe.model)
     name = fields.pop("preset", None)
     objective = objective_of(recipe)
-    if head := objective.head(None if name is None else preset(name)):
+    if head := objective.head(None if name is None else preset(name), labels):
         fields["head"] = merge(head, fields.get("head", {}))
     fields = {"shape": objective.shapes[0], "vocab_size": vocab_size} | fields if name is None else fields
     fields.setdefault("vocab_size", vocab_size)
@@ -112,8 +117,14 @@ def check_model(recipe: Recipe, processes: int = 1) -> None:
         merged = merge(read_config(recipe.init_from).to_dict(), recipe.model)
         if (resolve_folder(recipe.init_from, files="config") / QUANTIZATION).exists():
             raise ValueError(f"the weights of {recipe.init_from} are quantized: train the original model")
-        config = check_config(ModelConfig.from_dict(merged), recipe, vocab_size=1)
+        config = objective_of(recipe).with_head(ModelConfig.from_dict(merged))
+        check_config(config, recipe, vocab_size=1)
     check_mesh(config, recipe, processes)
+
+
+def has_experts(config: ModelConfig) -> bool:
+    """Whether a layer has routed experts."""
+    return any(config.layer(i).feedforward.experts is not None for i in range(config.num_layers))
 
 
 def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
@@ -121,7 +132,10 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
     replicate, shard, context, tensor = recipe.parallel.sizes(processes)
     mesh = Mesh(replicate=replicate, shard=shard, context=context, tensor=tensor)
     length = recipe.data.sequence_length
-    if context * tensor > 1 and not objective_of(recipe).cuts_tokens:
+    objective = objective_of(recipe)
+    if processes > 1 and objective.reads_other_rows and has_experts(config):
+        raise ValueError(f"the task {recipe.task!r} trains routed experts in one process alone")
+    if context * tensor > 1 and not objective.cuts_tokens:
         raise ValueError(
             f"the task {recipe.task!r} does not cut rows or heads: leave parallel.context and parallel.tensor out"
         )
@@ -133,10 +147,11 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
 def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     """A recipe's model, with fresh weights drawn from the recipe's seed or with those of `init_from`."""
     if recipe.init_from is not None:
-        model = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
+        model, _ = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
         choose_weights(model, recipe, None)
         return model
-    config = model_config(recipe, *vocabulary_sizes(datasets)).replace(trained_length=datasets.longest)
+    config = model_config(recipe, *vocabulary_sizes(datasets), labels=datasets.labels)
+    config = config.replace(trained_length=datasets.longest)
     torch.manual_seed(recipe.train.seed)
     model = Transformer(config)
     special, start = datasets.special, datasets.special.start if config.shape == "encoder-decoder" else None
@@ -170,20 +185,20 @@ def outline_model(
             model = build_model(recipe, datasets) if state is None else rebuild_model(recipe, datasets, state)
         return model, fresh_weights(model.config, recipe.train.seed) if state is None else ()
     with open_folder(recipe.init_from, base_dtype(recipe), verify=verify) as opened:
-        model = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
-    weights = read_weights(recipe.init_from)
+        model, new = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
+    weights = chain(read_weights(recipe.init_from, {*model.state_dict()} - {*new}), new.items())
     choose_weights(model, recipe, state, verify=verify)
     if state is not None:
         take_values(model, state)
     return model, weights if recipe.lora is None or state is not None else with_adapter(model, recipe, weights)
 
 
-def read_weights(folder: str) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a folder that was opened before, when its warnings were given."""
+def read_weights(folder: str, names: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """Those weights of a folder that are named; it was opened before, when its warnings were given."""
     with ExitStack() as stack:
         with warnings.catch_warnings(action="ignore"):
             opened = stack.enter_context(open_folder(folder, torch.float32, verify=False))
-        yield from opened.weights()
+        yield from ((name, weight) for name, weight in opened.weights() if name in names)
 
 
 def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> Transformer:
@@ -194,7 +209,7 @@ def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> T
     if recipe.init_from is None:
         return build_model(recipe, datasets)
     if recipe.lora is not None:
-        model = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
+        model, _ = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
         choose_weights(model, recipe, state)
         take_values(model, state)
         return model
@@ -220,21 +235,49 @@ def record_length(config: ModelConfig, datasets: Datasets, trained: int = 0) -> 
     return config.replace(trained_length=max(trained or trained_length(config), datasets.longest))
 
 
-def fit_model(source: Transformer, recipe: Recipe, datasets: Datasets) -> Transformer:
-    """The model of `init_from` with what the recipe changes of it that its weights still fit, and its data's tokens."""
+def fit_model(source: Transformer, recipe: Recipe, datasets: Datasets) -> tuple[Transformer, dict[str, Tensor]]:
+    """The model of `init_from` with what the recipe changes of it that its weights still fit, and its data's tokens.
+
+    Also the weights of a head that is trained in place of another, by name: drawn from the recipe's seed.
+    """
+    family = None if source.origin is None else source.origin.family
     config = ModelConfig.from_dict(merge(source.config.to_dict(), recipe.model))
+    config = objective_of(recipe).with_head(config, datasets.labels, family if family in families.names() else None)
     check_config(config, recipe, *vocabulary_sizes(datasets))
     config = record_length(config, datasets, trained_length(source.config))
-    model = source
+    model, new = source, {}
     if config != source.config:
         with torch.device("meta"):
             model = Transformer(config)
-        theirs = {name: tuple(x.shape) for name, x in source.state_dict().items()}
-        ours = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-        unfit = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        weights, shapes = source.state_dict(), {name: x.shape for name, x in model.state_dict().items()}
+        if config.head != source.config.head:
+            weights = {name: x for name, x in weights.items() if shapes.get(name) == x.shape or not of_head(name)}
+            new = fresh_head(config, [name for name in shapes if name not in weights], recipe.train.seed)
+        theirs = {name: x.shape for name, x in (weights | new).items()}
+        unfit = sorted(name for name in theirs.keys() | shapes.keys() if theirs.get(name) != shapes.get(name))
         if unfit:
             raise ValueError(f"the weights of {recipe.init_from} do not fit the recipe's model: {', '.join(unfit[:5])}")
-        model.load_state_dict(source.state_dict(), assign=True)
+        model.load_state_dict(weights | {name: x.to(source.tokens.dtype) for name, x in new.items()}, assign=True)
         carry_over(source, model)
+        model.newly_initialized = (*source.newly_initialized, *new)
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
-    return model
+    return model, new
+
+
+def of_head(name: str) -> bool:
+    """
+    >>> of_head("head.score.weight"), of_head("pooler.dense.bias"), of_head("decoder.norm.weight")
+    (True, True, False)
+    """
+    return name.startswith(("head.", "pooler."))
+
+
+def fresh_head(config: ModelConfig, names: Iterable[str], seed: int) -> dict[str, Tensor]:
+    """Weights of the head and pooler of a model, those that are named, drawn from a seed."""
+    torch.manual_seed(seed)
+    with torch.device("meta"):
+        model = Transformer(config)
+    for part in (model.pooler, model.head):
+        if part is not None:
+            initialize(part.to_empty(device="cpu"), config, "encoder" if config.shape == "encoder" else "decoder")
+    return {name: weight.detach() for name, weight in model.state_dict().items() if name in names and of_head(name)}

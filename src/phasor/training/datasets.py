@@ -40,6 +40,7 @@ class Datasets:
     skipped: int = 0  # pairs that are longer than the recipe allows
     fingerprint: str = ""  # a hash of all tokens
     longest: int | None = None  # tokens of the longest sequence that is trained on, where that is known
+    labels: tuple[str, ...] = ()  # of a classifier
     sizes: tuple[SplitSize, SplitSize] = (SplitSize(0, 0), SplitSize(0, 0))  # to train on, to validate with
 
 
@@ -99,6 +100,7 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
         skipped=prepared.skipped,
         fingerprint=prepared.fingerprint,
         longest=train.longest,
+        labels=tuple(prepared.summary.get("labels", ())),
         sizes=(split_size(prepared.train), split_size(prepared.valid)),
     )
 

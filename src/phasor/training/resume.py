@@ -10,6 +10,7 @@ from phasor.checkpoints.runs import MODEL, RunMarker
 from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some
+from phasor.config.tasks import TASKS
 from phasor.parallel.processes import Processes
 from phasor.training.build import check_mesh, check_model
 from phasor.training.run import RunFolder, choose_run_folder
@@ -63,7 +64,7 @@ def resumed_state(run: RunFolder, processes: int) -> TrainingState | None:
 
 def fixed_fields(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe has to be the same in a run that is resumed, besides the model."""
-    fields = recipe.to_dict()
+    fields, settings = recipe.to_dict(), TASKS[recipe.task].settings
     return {
         "task": recipe.task,
         "init_from": recipe.init_from,
@@ -72,7 +73,7 @@ def fixed_fields(recipe: Recipe) -> dict[str, Any]:
         "freeze": fields["train"]["freeze"] or None,
         "data": {name: value for name, value in fields["data"].items() if name not in FREE_DATA},
         "train": {name: fields["train"][name] for name in FIXED},
-    }
+    } | ({} if settings is None else {settings: fields[settings]})
 
 
 def comparable(fixed: dict[str, Any]) -> dict[str, Any]:

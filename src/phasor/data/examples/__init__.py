@@ -4,9 +4,18 @@ from phasor.config.recipe import Recipe
 from phasor.config.tasks import Task
 from phasor.data.examples.base import Examples as Examples
 from phasor.data.examples.documents import Documents, MaskedDocuments
+from phasor.data.examples.labeled import Labeled
 from phasor.data.examples.pairs import ParallelTexts
+from phasor.data.examples.similar import SimilarTexts
 
-EXAMPLES: dict[Task, type[Examples]] = {"lm": Documents, "translation": ParallelTexts, "mlm": MaskedDocuments}
+EXAMPLES: dict[Task, type[Examples]] = {
+    "lm": Documents,
+    "translation": ParallelTexts,
+    "mlm": MaskedDocuments,
+    "classify": Labeled,
+    "embed": SimilarTexts,
+    "distill": Documents,
+}
 
 
 def examples_of(recipe: Recipe) -> Examples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
+from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
 from phasor.config.schema import quote
 from phasor.data.batch import Batch
@@ -72,6 +73,13 @@ class Examples:
     ) -> ExampleBatches:
         """The batches of a store."""
         raise NotImplementedError
+
+    def adopt(self, config: ModelConfig) -> None:
+        """Take what a trained model fixes of its examples, such as the names of labels."""
+
+    def summary(self) -> dict[str, Any]:
+        """What a run has to know of its examples once all are encoded, as JSON."""
+        return {}
 
     def origin(self) -> dict[str, Any]:
         """What the tokens depend on besides `DataConfig`, the files and the tokenizer, as JSON."""

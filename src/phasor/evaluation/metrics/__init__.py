@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from phasor.config.tasks import Task
+from phasor.evaluation.metrics.classification import classification_metrics
+from phasor.evaluation.metrics.embedding import embedding_metrics
 from phasor.evaluation.metrics.language import language_metrics, masked_metrics
 from phasor.evaluation.metrics.texts import EncodedTexts
 from phasor.evaluation.metrics.translation import translation_metrics
@@ -14,4 +16,7 @@ METRICS: dict[Task, Callable[[TrainedRun, EncodedTexts, int, Progress], dict[str
     "lm": language_metrics,
     "translation": translation_metrics,
     "mlm": masked_metrics,
+    "classify": classification_metrics,
+    "embed": embedding_metrics,
+    "distill": language_metrics,
 }

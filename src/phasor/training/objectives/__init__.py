@@ -3,6 +3,9 @@
 from phasor.config.recipe import Recipe
 from phasor.config.tasks import Task
 from phasor.training.objectives.base import Objective as Objective
+from phasor.training.objectives.classification import Classification
+from phasor.training.objectives.distillation import Distillation
+from phasor.training.objectives.embedding import Embedding
 from phasor.training.objectives.language import LanguageModeling
 from phasor.training.objectives.masked import MaskedModeling
 from phasor.training.objectives.translation import Translation
@@ -11,6 +14,9 @@ OBJECTIVES: dict[Task, type[Objective]] = {
     "lm": LanguageModeling,
     "translation": Translation,
     "mlm": MaskedModeling,
+    "classify": Classification,
+    "embed": Embedding,
+    "distill": Distillation,
 }
 
 

@@ -28,24 +28,37 @@ class Objective:
     A subclass states the `shapes` of models it trains, the first of which is that of a fresh one, and computes
     `mean_loss`. With `varied_batches` nearly every batch has another shape. The loss of tokens that are cut over a
     mesh's axes `context` and `tensor` needs `cuts_tokens`: `mean_loss` then takes its `share` of each row.
+    With `reads_other_rows` a forward has more rows than the tokens of a batch.
     """
 
     shapes: ClassVar[tuple[Shape, ...]] = ()
     varied_batches: ClassVar[bool] = False
     cuts_tokens: ClassVar[bool] = False
+    reads_other_rows: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
-    def head(self, given: ModelConfig | None) -> dict[str, Any]:
+    def head(self, given: ModelConfig | None, labels: tuple[str, ...] = ()) -> dict[str, Any]:
         """Fields of the head of a fresh model, below those of the recipe; `given` is its preset, if it names one."""
         return {}
+
+    def with_head(self, config: ModelConfig, labels: tuple[str, ...] = (), family: str | None = None) -> ModelConfig:
+        """The configuration of a model that is loaded, with the head that is trained; a new one is drawn.
+
+        `labels` are those of the data, where they are known, and `family` that of its Hugging Face folder.
+        """
+        return config
 
     def head_why_not(self, config: ModelConfig) -> str | None:
         """Why the objective cannot train a model with this head; None where it can. By default it takes logits."""
         if config.has_logits:
             return None
         return f"training needs a head that gives logits, and this model's is {config.head.kind!r}"
+
+    def fixed(self) -> dict[str, Any]:
+        """What besides the recipe's own fields may not change in a run that is resumed, as JSON."""
+        return {}
 
     def prepare(self, model: Transformer, datasets: Datasets, run: RunFolder, device: torch.device) -> None:
         """What the loss needs besides the model, before the first step, also of a run that is resumed."""

@@ -13,5 +13,5 @@ class MaskedModeling(CrossEntropy):
 
     shapes = ("encoder",)
 
-    def head(self, given: ModelConfig | None) -> dict[str, Any]:
+    def head(self, given: ModelConfig | None, labels: tuple[str, ...] = ()) -> dict[str, Any]:
         return {} if given is not None and given.has_logits else {"kind": "mlm"}
