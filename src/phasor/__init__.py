@@ -31,6 +31,9 @@ _HOMES = {
     "phasor.adapters": "add_adapter disable_adapters set_adapters",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
     "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
+    "phasor.config.classify": "ClassifyConfig",
+    "phasor.config.distill": "DistillConfig",
+    "phasor.config.embed": "EmbedConfig",
     "phasor.config.lora": "LoRAConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "ChatSession Generated chat generate stream",
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
     from phasor.checkpoints import merge as merge
     from phasor.checkpoints import save as save
     from phasor.config import *  # noqa: F403
+    from phasor.config.classify import ClassifyConfig as ClassifyConfig
+    from phasor.config.distill import DistillConfig as DistillConfig
+    from phasor.config.embed import EmbedConfig as EmbedConfig
     from phasor.config.generation import GenerationConfig as GenerationConfig
     from phasor.config.generation import SpecialTokens as SpecialTokens
     from phasor.config.lora import LoRAConfig as LoRAConfig

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from phasor.config.lora import LoRAConfig
 from phasor.config.classify import ClassifyConfig
 from phasor.config.distill import DistillConfig
 from phasor.config.embed import EmbedConfig
+from phasor.config.lora import LoRAConfig
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown

@@ -401,7 +401,7 @@ class TrainingLoop:
     def fixed_values(self) -> dict[str, Any]:
         """What has to be the same in a run that is resumed."""
         own = {"model": self.trainer.model.config.to_dict(), "tokens": self.datasets.fingerprint}
-        return fixed_fields(self.recipe) | own | self.trainer.objective.fixed()
+        return fixed_fields(self.recipe) | own | self.trainer.objective.fixed_fields()
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint, or refuse one of another model or other data."""

@@ -5,7 +5,7 @@ from phasor.config.tasks import Task
 from phasor.training.objectives.base import Objective as Objective
 from phasor.training.objectives.classification import Classification
 from phasor.training.objectives.distillation import Distillation
-from phasor.training.objectives.embedding import Embedding
+from phasor.training.objectives.embedding import ContrastiveEmbedding
 from phasor.training.objectives.language import LanguageModeling
 from phasor.training.objectives.masked import MaskedModeling
 from phasor.training.objectives.translation import Translation
@@ -15,7 +15,7 @@ OBJECTIVES: dict[Task, type[Objective]] = {
     "translation": Translation,
     "mlm": MaskedModeling,
     "classify": Classification,
-    "embed": Embedding,
+    "embed": ContrastiveEmbedding,
     "distill": Distillation,
 }
 

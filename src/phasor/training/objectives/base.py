@@ -56,7 +56,7 @@ class Objective:
             return None
         return f"training needs a head that gives logits, and this model's is {config.head.kind!r}"
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_fields(self) -> dict[str, Any]:
         """What besides the recipe's own fields may not change in a run that is resumed, as JSON."""
         return {}
 

@@ -54,7 +54,7 @@ class Distillation(LanguageModeling):
         self.teacher = teacher.requires_grad_(False)
         self.vocab_size = datasets.tokenizer.get_vocab_size()
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_fields(self) -> dict[str, Any]:
         return {"teacher": self.fingerprint}
 
     def mean_loss(

@@ -19,7 +19,7 @@ from phasor.transformer import Transformer
 POOLERS = {"encoder": "mean", "decoder": "last"}
 
 
-class Embedding(Objective):
+class ContrastiveEmbedding(Objective):
     """`task: embed`: each anchor's positive among all candidates of the batch, by scaled cosine similarities.
 
     That is the InfoNCE loss (van den Oord et al. 2018), which sentence-transformers calls
