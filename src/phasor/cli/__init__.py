@@ -42,6 +42,7 @@ VERBS = {
     "plan": "plan training on many devices: mesh, memory, exchange, step time",
     "bench": "time workloads beside other libraries and the limit, or say which path is taken",
     "verify": "compare what phasor wrote with its manifests",
+    "doctor": "test this installation, and say what it has",
 }
 
 
