@@ -57,6 +57,8 @@ def llama_sizes(dim: int, hidden: int, layers: int, heads: int, kv_heads: int, v
     }
 
 
+# Llama 3.1 8B.
+LLAMA_8B = llama_sizes(4096, 14336, 32, 32, 8, 128256)
 # The model that is compared with transformers on a CPU.
 CPU_LLAMA = llama_sizes(512, 1408, 8, 8, 4, 32000)
 TINY = Sizes(

@@ -64,10 +64,10 @@ TINY = TrainGPUSettings(length=12, tokens=24, systems=("phasor", "transformers")
 class TokenBatches:
     """Batches `[rows, length + 1]`: a file's bytes one after the other, or random tokens."""
 
-    def __init__(self, study: Study, rows: int) -> None:
-        settings: TrainGPUSettings = study.settings
+    def __init__(self, study: Study, rows: int, vocabulary: int) -> None:
+        settings: Any = study.settings
         self.rows, self.length, self.device = rows, settings.length, study.device
-        self.vocabulary, self.bytes = study.machine.sizes.model["vocab_size"], None
+        self.vocabulary, self.bytes = vocabulary, None
         if settings.text is not None:
             file = Path(settings.text)
             data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
@@ -136,14 +136,14 @@ def run(study: Study) -> None:
         source = Transformer(config).to("cpu", study.machine.dtype)
     size = sum(weight.numel() for weight in source.parameters())
     study.result |= {"length": settings.length, "rows": rows, "weights": size}
-    study.result["limit"] = limit(study, rows)
+    study.result["limit"] = limit(study, rows, study.machine.sizes.model)
     found = study.result["systems"] = {}
     for name in settings.systems:
         if name == "liger" and not is_installed("liger_kernel"):
             study.say("Liger is not installed: it is left out")
             continue
         try:
-            found[name] = measure(study, name, source, TokenBatches(study, rows))
+            found[name] = measure(study, name, source, TokenBatches(study, rows, config.vocab_size))
         except Exception as error:  # a peer that cannot run leaves the others to be compared
             study.say(f"{name}: {first_line(error, 300)}")
             continue
@@ -192,9 +192,12 @@ def check_losses(found: dict[str, Any]) -> None:
             raise ValueError(f"{name} has other losses than {first}: {pairs}")
 
 
-def limit(study: Study, rows: int) -> dict[str, Any]:
-    """Milliseconds of a step if it were its matmuls, forward and backward, or its attention alone."""
-    sizes, length, timer = study.machine.sizes.model, study.settings.length, study.machine.timer
+def limit(study: Study, rows: int, sizes: dict[str, Any], trains_weights: bool = True) -> dict[str, Any]:
+    """Milliseconds of a step if it were its matmuls, forward and backward, or its attention alone.
+
+    Frozen weights are multiplied in the forward pass and for the gradients of their inputs alone.
+    """
+    length, timer = study.settings.length, study.machine.timer
     dim, hidden, layers, heads, kv_heads, vocabulary = (sizes[name] for name in sizes)
 
     def drawn(*shape: int) -> Tensor:
@@ -210,10 +213,11 @@ def limit(study: Study, rows: int) -> dict[str, Any]:
             for _ in range(times):
                 torch.mm(x, weight.t())
                 torch.mm(grad, weight)
-                torch.mm(grad.t(), x)
+                if trains_weights:
+                    torch.mm(grad.t(), x)
 
     found: dict[str, Any] = {"products": sustained_ms(timer, products)}
-    flops = 6 * tokens * (layers * sum(i * o for i, o in shapes) + vocabulary * dim)
+    flops = (6 if trains_weights else 4) * tokens * (layers * sum(i * o for i, o in shapes) + vocabulary * dim)
     found["products"]["tflops"] = round(flops / found["products"]["ms"] / 1e9)
     factors.clear()
     q = drawn(rows, heads, length, head).requires_grad_()
