@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,21 @@ def quantize(model: Transformer, bits: int | str = 8, *, group_size: int = 32) -
     return small.requires_grad_(False).eval()
 
 
+def quantize_base(model: Transformer, quantization: Quantization) -> None:
+    """Quantize the projections of a model in place, one after another, to be frozen while adapters on it are trained.
+
+    Head and embedding stay as they are, as in QLoRA.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("llama-2", dim=64, num_heads=4, num_layers=1, vocab_size=100))
+    >>> quantize_base(model, Quantization(NF4))
+    >>> model.decoder.blocks[0].feedforward.down
+    QuantizedLinear(in_features=192, out_features=64, bias=False, bits=nf4)
+    """
+    for part, name, layer in list(projections(model)):
+        setattr(part, name, QuantizedLinear(layer, quantization.quantize(layer.weight)).requires_grad_(False))
+
+
 def has_quantized_weights(model: nn.Module) -> bool:
     """Whether a model has quantized weights.
 
@@ -119,6 +135,26 @@ def projections(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]
             for name, layer in part.quantizable() if isinstance(part, Attention) else part.named_children():
                 if type(layer) is nn.Linear and calls_own_forward(layer) and type(layer.weight) is nn.Parameter:
                     yield part, name, layer
+
+
+class Projection(NamedTuple):
+    """A linear layer, and where it is."""
+
+    part: nn.Module
+    name: str
+    layer: nn.Linear
+
+
+def projection_names(model: Transformer) -> dict[str, Projection]:
+    """The projections whose weights can be quantized, by the names of these.
+
+    >>> from phasor import preset
+    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
+    >>> list(projection_names(model))[0]
+    'decoder.blocks.0.attention.qkv.weight'
+    """
+    names = {module: name for name, module in model.named_modules()}
+    return {f"{names[each[0]]}.{each[1]}.weight": Projection(*each) for each in projections(model)}
 
 
 def output_weight(model: Transformer) -> Tensor | None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from phasor.adapters import set_adapters
 from phasor.config.progress import Progress
 from phasor.device import check_memory
-from phasor.nn.quantized import QuantizedEmbedding
+from phasor.nn.quantized import Quantization, QuantizedEmbedding, QuantizedLinear
+from phasor.quantization import projection_names
 from phasor.transformer import Transformer
 
 
@@ -48,8 +49,14 @@ class OpenedModel:
             yield name, whole[name] if name in whole else self.read(name, torch.device("cpu"))
             self.release()
 
-    def load(self, device: torch.device, progress: Progress | None = None) -> Transformer:
-        """The model with all of its weights on a device."""
+    def load(
+        self, device: torch.device, progress: Progress | None = None, quantization: Quantization | None = None
+    ) -> Transformer:
+        """The model with all of its weights on a device.
+
+        With a `quantization`, each projection of its blocks is quantized when it is read.
+        """
+        chosen = {} if quantization is None else projection_names(self.model)
         like, buffers = self.model.state_dict(), dict(self.model.named_buffers())
         total, done = sum(weight.numel() for weight in like.values()), 0
         weights: dict[str, Tensor] = {}
@@ -59,6 +66,10 @@ class OpenedModel:
             # One by one: what is mapped from a file takes no memory.
             check_memory(sizes[name], device, model_size)
             weights[name] = self.read(name, device).to(device, weight.dtype if name in buffers else self.dtype)
+            if name in chosen and quantization is not None:
+                layer = QuantizedLinear(chosen[name].layer, quantization.quantize(weights.pop(name)))
+                setattr(*chosen[name][:2], layer)
+                weights |= {f"{name.removesuffix('weight')}{own}": x for own, x in layer.named_buffers()}
             done += weight.numel()
             if progress is not None:
                 progress(done, total)

@@ -146,7 +146,8 @@ class TrainConfig(Config):
     graph, so that the device does not wait for the host; `deterministic` has it give the same bits in every run, as a
     CPU does by itself, without the attention kernels that cannot. Weights whose names match a shell pattern of
     `freeze` are not trained, and have no optimizer state. Of a run that trains an adapter, `param_dtype` is the dtype
-    of the frozen base, and what is trained is in float32.
+    of the frozen base, and what is trained is in float32. `base_weights` holds the projections of that base in 8 bits
+    or in NF4, as QLoRA has it.
 
     >>> TrainConfig(epochs=2.5, gradient_accumulation_steps=2).num_steps(batches_per_epoch=9)
     12
@@ -167,6 +168,7 @@ class TrainConfig(Config):
     deterministic: bool = False
     activation_checkpointing: bool = False
     freeze: tuple[str, ...] = ()
+    base_weights: Literal["int8", "nf4"] | None = None
     max_skips: int = 10
     patience: int | None = None
     seed: int = 0
@@ -311,6 +313,11 @@ class Recipe(Config):
             raise ValueError(f"the model comes from {self.init_from}: leave model.preset out")
         if self.lora is not None and self.init_from is None:
             raise ValueError("Recipe.lora trains an adapter of a model that is there: name it in Recipe.init_from")
+        if self.train.base_weights is not None and self.lora is None:
+            raise ValueError(
+                f"TrainConfig.base_weights {self.train.base_weights!r} is for the frozen base of an adapter: "
+                "set Recipe.lora, as by --lora.rank 16"
+            )
         if self.train.batch_tokens < self.data.sequence_length:
             raise ValueError(
                 f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than "

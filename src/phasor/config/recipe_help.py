@@ -56,6 +56,7 @@ HELP = {
     "train.cuda_graphs": "capture training steps as CUDA graphs, on a GPU",
     "train.deterministic": "the same bits in every run, on a GPU too",
     "train.activation_checkpointing": "recompute activations in the backward pass to save memory",
+    "train.base_weights": "the frozen base of an adapter in 8 bits or in NF4: int8, nf4",
     "train.freeze": "shell patterns of the names of weights that are not trained, separated by commas",
     "train.max_skips": "maximum number of steps skipped because the loss or gradient is not finite",
     "train.patience": "end after this many evaluations without a lower validation loss",

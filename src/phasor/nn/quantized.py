@@ -22,6 +22,7 @@ from phasor.ops.quantized import (
     NF4Matrix,
     PackedInt4,
     QuantizedMatrix,
+    dequantize,
     frozen_linear,
     pack_int4,
     prepare_int8,
@@ -171,6 +172,10 @@ class QuantizedLinear(Quantized):
     def forward(self, x: Tensor) -> Tensor:
         frozen = self.frozen_matrix if self.training or self.nested_scales is not None else None
         return quantized_linear(x, self.matrix, self.bias) if frozen is None else frozen_linear(x, frozen, self.bias)
+
+    def full_weight(self) -> Tensor:
+        """W as it is multiplied by, `[out, in]` in float32."""
+        return dequantize(self.matrix if self.frozen_matrix is None else self.frozen_matrix, torch.float32)
 
     def extra_repr(self) -> str:
         bits = 8 if self.weight.dtype == torch.int8 else 4 if self.nested_scales is None else NF4

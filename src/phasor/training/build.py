@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,12 +20,15 @@ from phasor.checkpoints.swap_positions import carry_over
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
 from phasor.config.recipe import Recipe
+from phasor.device import resolve_device
 from phasor.models import families
 from phasor.models.extensions import trained_length
 from phasor.models.presets import preset
 from phasor.nn.init import initialize
 from phasor.parallel.fresh import fresh_weights
 from phasor.parallel.mesh import Mesh, mesh_why_not
+from phasor.quantization import quantize_base
+from phasor.training.base_weights import base_quantization, check_base, quantize_weights
 from phasor.training.datasets import Datasets
 from phasor.training.objectives import objective_of
 from phasor.training.state import TrainingState
@@ -147,7 +151,7 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
 def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     """A recipe's model, with fresh weights drawn from the recipe's seed or with those of `init_from`."""
     if recipe.init_from is not None:
-        model, _ = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
+        model = load_base(recipe, recipe.init_from, datasets)
         choose_weights(model, recipe, None)
         return model
     config = model_config(recipe, *vocabulary_sizes(datasets), labels=datasets.labels)
@@ -159,6 +163,23 @@ def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     choose_weights(model, recipe, None)
     return model
+
+
+def load_base(recipe: Recipe, folder: str, datasets: Datasets) -> Transformer:
+    """The model of `init_from`; weights that a recipe quantizes are on the device, each as soon as it is read."""
+    quantization = base_quantization(recipe)
+    if quantization is None:
+        return fit_model(load(folder, dtype=base_dtype(recipe)), recipe, datasets)[0]
+    with open_folder(folder, base_dtype(recipe)) as opened:
+        model, new = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
+
+        def read(name: str, device: torch.device) -> Tensor:
+            return new[name] if name in new else opened.read(name, device)
+
+        fitted = replace(opened, model=model, read=read)
+        loaded = fitted.load(resolve_device(recipe.train.device), quantization=quantization)
+    check_base(loaded, recipe)
+    return loaded
 
 
 def base_dtype(recipe: Recipe) -> torch.dtype:
@@ -186,11 +207,21 @@ def outline_model(
         return model, fresh_weights(model.config, recipe.train.seed) if state is None else ()
     with open_folder(recipe.init_from, base_dtype(recipe), verify=verify) as opened:
         model, new = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
-    weights = chain(read_weights(recipe.init_from, {*model.state_dict()} - {*new}), new.items())
+    weights: Iterable[tuple[str, Tensor]] = chain(
+        read_weights(recipe.init_from, {*model.state_dict()} - {*new}), new.items()
+    )
+    quantization = base_quantization(recipe)
+    if quantization is not None:
+        quantize_base(model, quantization)
+        check_base(model, recipe)
     choose_weights(model, recipe, state, verify=verify)
     if state is not None:
         take_values(model, state)
-    return model, weights if recipe.lora is None or state is not None else with_adapter(model, recipe, weights)
+    elif recipe.lora is not None:
+        weights = with_adapter(model, recipe, weights)
+    return model, weights if quantization is None else quantize_weights(
+        model, quantization, base_dtype(recipe), weights
+    )
 
 
 def read_weights(folder: str, names: set[str]) -> Iterator[tuple[str, Tensor]]:
@@ -209,7 +240,7 @@ def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> T
     if recipe.init_from is None:
         return build_model(recipe, datasets)
     if recipe.lora is not None:
-        model, _ = fit_model(load(recipe.init_from, dtype=base_dtype(recipe)), recipe, datasets)
+        model = load_base(recipe, recipe.init_from, datasets)
         choose_weights(model, recipe, state)
         take_values(model, state)
         return model

@@ -70,6 +70,7 @@ def fixed_fields(recipe: Recipe) -> dict[str, Any]:
         "init_from": recipe.init_from,
         "model_fields": fields["model"] if recipe.init_from is not None else None,
         "lora": fields["lora"],
+        "base_weights": fields["train"]["base_weights"],
         "freeze": fields["train"]["freeze"] or None,
         "data": {name: value for name, value in fields["data"].items() if name not in FREE_DATA},
         "train": {name: fields["train"][name] for name in FIXED},

@@ -1,0 +1,58 @@
+"""The frozen base of an adapter in 8 bits or in NF4: each projection is quantized as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from phasor.adapters import DEFAULT, initial_magnitudes
+from phasor.config.recipe import Recipe
+from phasor.nn.quantized import NF4, Quantization, QuantizedLinear
+from phasor.quantization import has_quantized_weights
+from phasor.transformer import Transformer
+
+QUANTIZATIONS = {"int8": Quantization(8), NF4: Quantization(NF4)}
+
+
+def base_quantization(recipe: Recipe) -> Quantization | None:
+    """How a recipe quantizes its base; None where it does not.
+
+    >>> base_quantization(Recipe()) is None
+    True
+    """
+    chosen = recipe.train.base_weights
+    return None if chosen is None else QUANTIZATIONS[chosen]
+
+
+def check_base(model: Transformer, recipe: Recipe) -> None:
+    """Refuse a base of which nothing could be quantized."""
+    if not has_quantized_weights(model):
+        raise ValueError(
+            f"TrainConfig.base_weights {recipe.train.base_weights!r} quantizes projections of attention and of "
+            f"feed-forward networks, and {recipe.init_from} has none that can be: leave it out"
+        )
+
+
+def quantize_weights(
+    model: Transformer, quantization: Quantization, dtype: torch.dtype, weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a base, with the tensors of those layers that a model holds quantized instead of their weights.
+
+    As of a model in memory, they are quantized from `dtype`, and magnitudes of DoRA are those of dequantized weights.
+    """
+    held = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, QuantizedLinear)}
+    for name, weight in weights:
+        if name.endswith(".magnitude") and f"{name.partition('.lora.')[0]}.weight" in held:
+            continue
+        if name not in held:
+            yield name, weight
+            continue
+        layer = held[name]
+        with torch.device("meta"):
+            like = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+        quantized = QuantizedLinear(like, quantization.quantize(weight.to(dtype)))
+        for own, tensor in quantized.named_buffers():
+            yield f"{name.removesuffix('weight')}{own}", tensor
+        yield from initial_magnitudes(model, DEFAULT, name, quantized.full_weight())
