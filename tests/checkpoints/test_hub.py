@@ -17,6 +17,7 @@ from decoding import byte_tokenizer
 from hub_server import serve
 
 import phasor
+from phasor.adapters import add_adapter
 from phasor.checkpoints import hub_download
 from phasor.checkpoints.hub import HubName, resolve_folder
 from phasor.checkpoints.hub_listing import list_files
@@ -158,6 +159,32 @@ def test_a_tokenizer_by_name_is_fetched_alone(hub, tiny, folder):
     assert "a tokenizer is 'bytes', 'bpe', 'unigram' or a folder" in refusal(lambda: find_tokenizer("wordpiece"))
 
 
+def test_an_adapter_by_name(hub, tiny, folder, tmp_path, monkeypatch):
+    model = phasor.load(folder)
+    add_adapter(model, phasor.LoRAConfig(rank=2))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora" in name:
+                weight.normal_(std=0.1)
+    phasor.save(model, tmp_path / "adapter", format="peft")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": NAME}))
+    (tmp_path / "adapter" / "phasor_manifest.json").unlink(missing_ok=True)
+    (tmp_path / "adapter" / "training_args.bin").write_bytes(b"a pickle")
+    repository = hub.add("someone/adapter", tmp_path / "adapter")
+    expected = model(TOKENS)
+    assert torch.allclose(phasor.load(NAME, adapter="someone/adapter")(TOKENS), expected, atol=1e-5)
+    assert torch.allclose(phasor.load("someone/adapter")(TOKENS), expected, atol=1e-5)
+    assert "training_args.bin" not in hub.fetched()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert torch.allclose(phasor.load("someone/adapter")(TOKENS), expected, atol=1e-5)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    del repository.files["adapter_model.safetensors"]
+    list_files.cache_clear()
+    shutil.rmtree(HubName("someone/adapter").entry)
+    assert "is an adapter without weights" in refusal(lambda: phasor.load("someone/adapter"))
+
+
 def test_a_folder_of_that_name_wins(hub, tiny, folder):
     shutil.copytree(folder, NAME)
     (Path(NAME) / "pytorch_model.bin").unlink()
@@ -236,11 +263,12 @@ def test_a_file_with_a_wrong_hash_is_refused_and_fetched_again(hub, tiny, folder
     assert torch.equal(phasor.load(NAME)(TOKENS), phasor.load(folder)(TOKENS))
 
 
-def test_a_connection_that_breaks_is_continued(hub, tiny, folder, monkeypatch):
+def test_a_connection_that_breaks_is_continued(hub, tiny, folder, monkeypatch, capfd):
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # what is kept is whole chunks
     size = len(tiny.files["model.safetensors"])
     hub.cuts["model.safetensors"] = [size // 3, size // 2]
     assert torch.equal(phasor.load(NAME)(TOKENS), phasor.load(folder)(TOKENS))
+    assert capfd.readouterr().err == ""
     ranges = {int(one.removeprefix("bytes=").removesuffix("-")) for one in hub.ranges()}
     assert ranges == {size // 3 // 4096 * 4096, size // 2 // 4096 * 4096}
 

@@ -23,6 +23,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # ours alone: where an encoder-decoder reads with another than it writes
 ADAPTER, ADAPTER_WEIGHTS = "adapter.json", "adapter.safetensors"  # of an adapter, in our format
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # in that of PEFT
+ADAPTER_FILES = ((PEFT_CONFIG, PEFT_WEIGHTS), (ADAPTER, ADAPTER_WEIGHTS))
 QUANTIZATION = "quantization.json"  # ours alone: where weights are in 8 or 4 bits
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # weights that phasor does not read

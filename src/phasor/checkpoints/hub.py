@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from phasor.artifacts import ArtifactFolder
-from phasor.checkpoints.folder import CONFIG, INDEX, PICKLES, TOKENIZER_FILES, WEIGHTS, index_of
+from phasor.checkpoints.folder import ADAPTER_FILES, CONFIG, INDEX, PICKLES, TOKENIZER_FILES, WEIGHTS, index_of
 from phasor.checkpoints.runs import find_weights, is_run
 from phasor.config.distribution import missing_package
 from phasor.config.progress import Progress
@@ -141,6 +141,8 @@ def referred_snapshot(entry: Path, revision: str) -> Path | None:
 
 def has_files(snapshot: Path, files: Files) -> bool:
     """Whether a snapshot has what is needed: weights are fetched last, so that with them there is all of a model."""
+    if any(all((snapshot / name).exists() for name in pair) for pair in ADAPTER_FILES):
+        return True
     if files == "tokenizer":
         return any((snapshot / name).exists() for name in TOKENIZER_FILES)
     if files == "config" or not (snapshot / CONFIG).exists():

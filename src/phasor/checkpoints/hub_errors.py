@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +19,14 @@ def endpoint() -> str:
 @contextmanager
 def quiet_logging() -> Iterator[None]:
     """What goes wrong is said in one sentence, and not by warnings before it too."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logging.set_verbosity(before)
 
 
 @contextmanager

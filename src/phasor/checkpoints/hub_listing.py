@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phasor.checkpoints.folder import (
+    ADAPTER_FILES,
     CONFIG,
     INDEX,
     MODULE_FILE,
@@ -69,7 +70,7 @@ def choose_files(hub: HubName, listing: Listing, files: Files) -> list[str]:
     What is not on these lists, as pickles, code and other formats of the same weights, is not fetched.
     """
     if CONFIG not in listing.files:
-        raise ValueError(f"{hub} is not a model that phasor reads: the repository has no {CONFIG}")
+        return adapter_files(hub, listing)
     kinds = {"config": (SETTINGS,), "tokenizer": (TEXT,), "model": (SETTINGS, TEXT, MODULE_FILE)}[files]
     names = [name for name in listing.files if any(kind.fullmatch(name) for kind in kinds)]
     if files != "model":
@@ -78,6 +79,16 @@ def choose_files(hub: HubName, listing: Listing, files: Files) -> list[str]:
     if weights is None:
         raise ValueError(f"{hub} has no weights that phasor reads: {describe_weights(listing)}")
     return [*names, weights]
+
+
+def adapter_files(hub: HubName, listing: Listing) -> list[str]:
+    """The files of a repository that holds an adapter, with its tokenizer: all are small."""
+    pair = next((pair for pair in ADAPTER_FILES if pair[0] in listing.files), None)
+    if pair is None:
+        raise ValueError(f"{hub} is not a model that phasor reads: the repository has no {CONFIG}")
+    if pair[1] not in listing.files:
+        raise ValueError(f"{hub} is an adapter without weights that phasor reads: the repository has no {pair[1]}")
+    return [name for name in listing.files if TEXT.fullmatch(name) or name == MANIFEST] + list(pair)
 
 
 def describe_weights(listing: Listing) -> str:
