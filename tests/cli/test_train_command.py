@@ -405,7 +405,8 @@ MISTAKES = {
     "--train.max_skips x": "--train.max_skips must be an integer, not 'x'",
     "--set train.max_skips=x": "phasor: train.max_skips must be an integer, not 'x'",
     "--train.precision float8": "--train.precision float8 needs a GPU, and the device is cpu",
-    "--data.train table.parquet": "table.parquet is not a text file: data are read from UTF-8 text, .jsonl and .tsv",
+    "--data.train table.parquet": "table.parquet cannot be read past row 0",
+    "--data.train table.bin": "table.bin is not a text file: data are read from UTF-8 text, .jsonl and .tsv",
     "--data.train pipe": "pipe",
     "--init-from ids": "the weights of ids belong to its own tokenizer, and --data.tokenizer is 'bytes'",
     "--init-from ids --data.tokenizer auto": "ids has no tokenizer.json, and its weights belong to a tokenizer",
@@ -441,7 +442,8 @@ def files(place: Path) -> None:
     (place / "number.jsonl").write_text('{"text": 3}')
     (place / "unhashable.yaml").write_text("{[a]: 1}")
     (place / "tag.yaml").write_text("out: !!timestamp soon")
-    (place / "table.parquet").write_bytes(b"PAR1" + bytes(range(256)))
+    for name in ("table.parquet", "table.bin"):
+        (place / name).write_bytes(b"PAR1" + bytes(range(256)))
     os.mkfifo(place / "pipe")
     (place / "right.yaml").write_text("train: {steps: 3}")
 

@@ -145,7 +145,7 @@ def test_two_files_must_have_as_many_lines(tmp_path):
 def test_a_source_that_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="nowhere does not exist"):
         read(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="holds no text files"):
+    with pytest.raises(ValueError, match="holds no data: they are read"):
         read(tmp_path)
     with pytest.raises(ValueError, match="what to train on"):
         source_files(None, DataConfig())

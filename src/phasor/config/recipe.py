@@ -53,7 +53,7 @@ class DataConfig(Config):
     valid: str | None = None
     valid_target: str | None = None
     validation_fraction: float = 0.01
-    format: Literal["auto", "text", "jsonl", "tsv", "python", "dates", "recall"] = "auto"
+    format: Literal["auto", "text", "jsonl", "parquet", "tsv", "python", "dates", "recall"] = "auto"
     document: Literal["file", "line", "paragraph"] = "file"
     field: str = "text"
     errors: Literal["strict", "replace"] = "strict"

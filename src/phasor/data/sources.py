@@ -1,6 +1,6 @@
 """Texts from files: documents and pairs, with the place of every mistake.
 
-A source is a file or a folder, gzipped or not, or nothing for the formats that generate their own data.
+A source is a file or a folder, packed or not, or nothing for the formats that generate their own data.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from phasor.config.recipe import DataConfig
 from phasor.config.schema import name_some, quote
 from phasor.config.text_files import check_regular
 from phasor.data import recall
+from phasor.data.arrow import open_zst, parquet_rows
 from phasor.data.dates import Split, dates
 from phasor.manifest import MANIFEST
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
-SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv"}
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".parquet": "parquet"}
+PACKED = (".gz", ".zst")
+RECORDS = ("jsonl", "parquet")  # formats whose rows have fields
 TEXT_BYTES = 1 << 30  # of one line or document, unpacked: a small packed file may hold one without end
-READ = "read from UTF-8 text, .jsonl and .tsv files, each of them also packed as .gz"
+READ = "read from UTF-8 text, .jsonl and .tsv files, each of them also packed as .gz or .zst, and .parquet files"
 HEAD = 8192  # bytes that tell text from other files
 MAGIC = (b"PAR1", b"ARROW1", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x1f\x8b", b"%PDF")
 MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
@@ -55,17 +58,17 @@ def source_files(path: str | None, config: DataConfig) -> list[Path]:
         raise ValueError(f"{start} does not exist")
     if not start.is_dir():
         check_regular(start.stat(), f"{start} (data are read more than once)")
-        if config.errors == "strict" and is_binary(start):
+        if config.errors == "strict" and format_of(start, config) != "parquet" and is_binary(start):
             raise ValueError(f"{start} is not a text file: data are {READ}")
         return [start]
-    files = text_files(start, Counter())
+    files = data_files(start, Counter())
     if not files:
-        raise ValueError(f"the folder {start} holds no text files: data are {READ}")
+        raise ValueError(f"the folder {start} holds no data: they are {READ}")
     return files
 
 
-def text_files(folder: Path, left_out: Counter[str]) -> list[Path]:
-    """The text files below a folder, in order; what else is there is counted in `left_out`, by its kind."""
+def data_files(folder: Path, left_out: Counter[str]) -> list[Path]:
+    """The files of data below a folder, in order; what else is there is counted in `left_out`, by its kind."""
     files = []
 
     def refuse(error: OSError) -> None:
@@ -82,7 +85,7 @@ def text_files(folder: Path, left_out: Counter[str]) -> list[Path]:
         for file in (Path(place, name) for name in names if not name.startswith(".")):
             if not file.is_file():
                 left_out["link or device"] += 1
-            elif is_binary(file):
+            elif file.suffix != ".parquet" and is_binary(file):
                 left_out["binary file"] += 1
             else:
                 files.append(file)
@@ -94,7 +97,7 @@ def describe_left_out(path: str | None, config: DataConfig) -> str | None:
     if path is None or config.generates_data or not Path(path).is_dir():
         return None
     left_out: Counter[str] = Counter()
-    text_files(Path(path), left_out)
+    data_files(Path(path), left_out)
     named = [count_of(what, count) for what, count in left_out.items() if count]
     return f"of the folder {path}, this is left out: {', '.join(named)}" if named else None
 
@@ -136,7 +139,7 @@ def format_of(file: Path, config: DataConfig) -> str:
     """The format of one file: as stated, or by its name."""
     if config.format != "auto":
         return "text" if config.format == "python" else config.format
-    return SUFFIXES.get(file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix, "text")
+    return SUFFIXES.get(file.with_suffix("").suffix if file.suffix in PACKED else file.suffix, "text")
 
 
 def documents(path: str | None, config: DataConfig) -> Iterator[str]:
@@ -150,8 +153,8 @@ def documents(path: str | None, config: DataConfig) -> Iterator[str]:
         return
     for file in source_files(path, config):
         kind = format_of(file, config)
-        if kind == "jsonl":
-            texts: Iterator[str] = (record_text(line, file, config.field) for line in lines(file, config))
+        if kind in RECORDS:
+            texts: Iterator[str] = (record_text(*record, config.field) for record in records(file, config))
         elif kind == "text":
             texts = text_documents(file, config)
         else:
@@ -182,24 +185,29 @@ def text_documents(file: Path, config: DataConfig) -> Iterator[str]:
         yield "\n".join(kept)
 
 
-def record_text(line: Line, file: Path, field: str) -> str:
-    """The text of one line of JSON."""
-    if not line.text.strip():
-        return ""
-    record = json_record(line, file)
+def record_text(record: object, where: str, field: str) -> str:
+    """The text of a record."""
     if isinstance(record, dict) and field in record and not isinstance(record[field], str):
-        raise ValueError(f"{file}, line {line.number}: {field!r} (data.field) is {quote(record[field])}, and not text")
+        raise ValueError(f"{where}: {field!r} (data.field) is {quote(record[field])}, and not text")
     if not isinstance(record, dict) or field not in record:
         has = name_some(record) if isinstance(record, dict) else quote(record)
-        raise ValueError(f"{file}, line {line.number}: there is no text under {field!r} (data.field), only: {has}")
+        raise ValueError(f"{where}: there is no text under {field!r} (data.field), only: {has}")
     text = str(record[field])
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{file}, line {line.number}: character {error.start} of {field!r} is half a character"
-        ) from None
+        raise ValueError(f"{where}: character {error.start} of {field!r} is half a character") from None
     return text
+
+
+def records(file: Path, config: DataConfig) -> Iterator[tuple[object, str]]:
+    """The rows of a file of JSON lines or parquet, each with its place; empty lines are left out."""
+    if format_of(file, config) == "parquet":
+        yield from parquet_rows(file)
+        return
+    for line in lines(file, config):
+        if line.text.strip():
+            yield json_record(line, file), f"{file}, line {line.number}"
 
 
 def json_record(line: Line, file: Path) -> object:
@@ -211,23 +219,23 @@ def json_record(line: Line, file: Path) -> object:
 
 
 def json_records(path: str | None, config: DataConfig) -> Iterator[tuple[object, str]]:
-    """The values of JSON lines, each with its file and line; empty lines are left out."""
+    """The rows of a source of JSON lines or parquet, each with its place, whose texts can be written as UTF-8."""
     for file in source_files(path, config):
         kind = format_of(file, config)
-        if kind != "jsonl":
-            raise ValueError(f"{file} is read as {kind}, and conversations are read from JSON lines (.jsonl)")
-        for line in lines(file, config):
-            if line.text.strip():
-                where, record = f"{file}, line {line.number}", json_record(line, file)
-                if "\\u" in line.text and not is_whole(record):
-                    raise ValueError(f"{where}: a text has half a character (a surrogate that stands alone)")
-                yield record, where
+        if kind not in RECORDS:
+            raise ValueError(
+                f"{file} is read as {kind}, and conversations are read from JSON lines (.jsonl) or parquet (.parquet)"
+            )
+        for record, where in records(file, config):
+            if not is_whole(record):
+                raise ValueError(f"{where}: a text has half a character (a surrogate that stands alone)")
+            yield record, where
 
 
 def is_whole(value: object) -> bool:
     """Whether all texts within a value can be written as UTF-8."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -321,6 +329,8 @@ def read_bytes(file: Path, advice: str = "") -> bytes:
 
 
 def open_file(file: Path) -> BinaryIO:
+    if file.suffix == ".zst":
+        return open_zst(file)
     return cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb"))
 
 
