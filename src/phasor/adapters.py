@@ -34,6 +34,7 @@ from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.transformer import Transformer
 
+SplitRows = dict[str, dict[str, Tensor]]  # of layers that were fused, the rows of each part by its name
 WHOLE = "whole"  # the one part of a layer that was not fused of several
 DEFAULT = "default"  # the name of an adapter that is given none
 
@@ -219,7 +220,7 @@ def matrix_shape(model: Transformer, layer: Any) -> tuple[int, int]:
     return layer.out_features, layer.in_features
 
 
-def split_rows(model: Transformer) -> dict[str, dict[str, Tensor]]:
+def split_rows(model: Transformer) -> SplitRows:
     """The rows of each part of the layers that were fused of several.
 
     They are as in the family of the folder that the model came from, and otherwise by what the rows compute.
@@ -292,28 +293,30 @@ def matrix_of(layer: Any, model: Transformer) -> Tensor:
     return full_weight(layer)
 
 
-def adapter_weights(model: Transformer, name: str) -> Iterator[tuple[str, Tensor]]:
+def adapter_weights(model: Transformer, name: str, rows: SplitRows) -> Iterator[tuple[str, Tensor]]:
     """The weights of a fresh adapter one layer after another, for a model on the meta device that has it.
 
     They are drawn as `add_adapter` draws them; magnitudes are one.
     """
-    rows, layers = split_rows(model), dict(model.named_modules())
+    layers = dict(model.named_modules())
     for path, parts in model.adapters[name].layers.items():
         lora = build_lora(model, layers[path], parts, model.adapters[name], rows.get(path, {}))
         yield from ((f"{path}.lora.{name}.{key}", x.detach()) for key, x in lora.state_dict().items())
 
 
-def initial_magnitudes(model: Transformer, name: str, given: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+def initial_magnitudes(
+    model: Transformer, name: str, rows: SplitRows, given: str, weight: Tensor
+) -> Iterator[tuple[str, Tensor]]:
     """The magnitudes of a fresh DoRA adapter that follow from a weight of a base, which is given with its name."""
     adapter: Adapter = model.adapters[name]
     tied = isinstance(model.head, LogitsHead) and model.head.weight is None
     for path, parts in adapter.layers.items() if adapter.kind == "dora" else ():
         layer = model.get_submodule(path)
         if given == ("tokens.weight" if tied and layer is model.head else f"{path}.weight"):
-            rows = split_rows(model).get(path, {})
+            split = rows.get(path, {})
             matrix = weight.t() if isinstance(layer, Embedding) else weight
             for part in parts:
-                own = matrix[rows[part]] if part in rows else matrix
+                own = matrix[split[part]] if part in split else matrix
                 yield f"{path}.lora.{name}.{part}.magnitude", torch.linalg.vector_norm(own, dim=1)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasor.adapters import (
     Adapter,
@@ -37,6 +37,7 @@ from phasor.checkpoints.swap_positions import carry_over
 from phasor.checkpoints.tensors import Tensors, TensorSource, write_sources
 from phasor.config import ModelConfig
 from phasor.config.schema import name_some
+from phasor.nn.lora import LoRA
 from phasor.transformer import Transformer
 
 FIELDS = ("kind", "dropout", "layers", "base", "model")
@@ -135,6 +136,8 @@ def add_adapters(opened: OpenedModel, stored: Mapping[str, tuple[StoredAdapter, 
             raise ValueError(f"the adapter {each.place} does not fit the model: {name_some(wrong, separator='; ')}")
         own |= {ours: each.tensors[key] for key, ours in names.items() if key not in whole}
         each.read_extras(model)
+        for layer in each.adapter.layers:
+            cast(LoRA, cast(nn.ModuleDict, model.get_submodule(layer).lora)[name]).strength = stored[name][1]
 
     def read(name: str, device: torch.device) -> Tensor:
         return own[name] if name in own else opened.read(name, device)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from phasor.checkpoints.compare import Comparison, compare
-from phasor.checkpoints.folder import model_folder
+from phasor.checkpoints.folder import PEFT_CONFIG, model_folder
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
-from phasor.checkpoints.save import FORMATS, check_savable
+from phasor.checkpoints.save import FORMATS, check_savable, save_adapter
+from phasor.checkpoints.stored_adapters import stored_adapter
 from phasor.config import Extension, PositionConfig
 from phasor.config.progress import Progress
 from phasor.config.schema import quote, unknown
@@ -36,6 +37,8 @@ def convert(
 ) -> Comparison | None:
     """Write a model folder in another format: a Hugging Face one as phasor's, phasor's as a Hugging Face one.
 
+    The folder of an adapter is written in PEFT's format, and one of PEFT's in phasor's.
+
     `format` overrides that. With `check`, nothing is written unless `transformers` computes the same logits from the
     Hugging Face folder of the two: on short texts, and on one that goes past windows and the trained length as far as
     that is affordable, or as long as `check` says. `part` takes a part of it
@@ -52,6 +55,14 @@ def convert(
     True
     """
     source = resolve_folder(source)
+    if stored_adapter(source, verify=False) is not None:
+        others = {"dtype": dtype, "position": position, "extension": extension, "part": part, "bits": bits}
+        others |= {"check": check or None, "strict": strict or None}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise ValueError(f"{source} is an adapter, which is converted as it is: leave {given[0]} out, or merge it")
+        peft = (source / PEFT_CONFIG).is_file()
+        save_adapter(load(source), destination, format or ("phasor" if peft else "peft"))
+        return None
     theirs = is_hf(source)
     format = ("phasor" if theirs or bits is not None else "hf") if format is None else format
     if not isinstance(format, str) or format not in FORMATS:

@@ -8,7 +8,7 @@ from pathlib import Path
 from phasor.adapters import DEFAULT, BaseModel
 from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.adapter_folder import StoredAdapter, read_adapter
-from phasor.checkpoints.folder import ADAPTER, PEFT_CONFIG
+from phasor.checkpoints.folder import ADAPTER, CONFIG, PEFT_CONFIG
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.peft import read_peft
 from phasor.checkpoints.run_checkpoint import is_checkpoint, read_checkpoint_adapter
@@ -26,7 +26,7 @@ def stored_adapter(folder: Path, *, verify: bool = True) -> StoredAdapter | None
         if verify:
             ArtifactFolder(folder, "model").verify()
         return read_adapter(folder)
-    if (folder / PEFT_CONFIG).is_file():
+    if (folder / PEFT_CONFIG).is_file() and not (folder / CONFIG).is_file():
         return read_peft(folder)
     return read_checkpoint_adapter(folder) if is_checkpoint(folder) else None
 

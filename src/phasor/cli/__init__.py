@@ -33,6 +33,7 @@ VERBS = {
     "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",
     "convert": "write a model folder in another format",
+    "merge": "merge an adapter into the weights of its base",
     "extend": "write a model that reads further than it was trained",
     "lab": "open a local page on which positions become visible",
     "explain": "show what a model's positions do, pair by pair",

@@ -21,7 +21,7 @@ from phasor.cli.output import Bar, print_json
 from phasor.cli.streams import print_text
 
 OPTIONS = {
-    "--format FORMAT": "phasor or hf; by default the other one than the source's",
+    "--format FORMAT": "phasor or hf, of an adapter phasor or peft; by default the other one than the source's",
     "--dtype DTYPE": "write another dtype: float32, bfloat16, float16, float64",
     "--check": "write only if transformers has the same token ids and logits, of short texts and of one past windows "
     "and the trained length where that is affordable",

@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.options import ON_HUB, add_checkpoint, add_part, declare_options
+from phasor.cli.options import ON_HUB, add_adapters, add_checkpoint, add_part, chosen_adapters, declare_options
 from phasor.cli.output import Bar, print_json
 from phasor.cli.parallel import add_mesh, join_command, processes_argument, refuse_processes
 
@@ -51,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint(parser)
     add_part(parser)
+    add_adapters(parser)
     declare_options(parser, RUN_OPTIONS)
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU where there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -95,6 +96,8 @@ def choose_mode(given: argparse.Namespace) -> ModuleType | None:
                 raise ValueError(f"{option} is for {modes}" if mode is None else f"{option} does not go with --{mode}")
     if mode is None:
         return None
+    if given.adapter is not None:
+        raise ValueError(f"--adapter does not go with --{mode}: give the folder of the adapter as the model")
     for name in TRANSLATION:
         if getattr(given, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is for translation, and does not go with --{mode}")
@@ -117,6 +120,7 @@ def evaluate_run(given: argparse.Namespace, processes: JoinedProcesses | None) -
         limit=given.limit,
         checkpoint=given.checkpoint,
         part=given.part,
+        adapter=chosen_adapters(given.adapter),
         device=given.device,
         progress=Bar("evaluating"),
         **processes_argument(processes),

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from phasor.cli.options import (
     ON_HUB,
     STORED,
+    add_adapters,
     add_checkpoint,
     add_extension_fields,
     add_fields,
     add_part,
     add_positions,
     add_weights,
+    chosen_adapters,
     chosen_extension,
     declare_options,
     given_fields,
@@ -67,6 +69,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Options of `read_model`: which weights of a folder, where, and as what."""
     add_checkpoint(parser)
     add_part(parser)
+    add_adapters(parser)
     declare_options(parser, {"--dtype DTYPE": "load another dtype: float32, bfloat16, float16, float64"})
     parser.add_argument("--device", default="cpu", help="where to run: cpu, cuda, ... (default: %(default)s)")
     add_positions(parser)
@@ -97,7 +100,8 @@ def continue_prompts(given: argparse.Namespace, processes: JoinedProcesses | Non
         raise ValueError("give --stream or --json, not both: JSON is complete only at the end")
     if given.stream and given.prompts is not None:
         raise ValueError("give --stream or --prompts, not both: a stream continues one prompt")
-    model = read_model(given.folder, given, processes, given.checkpoint, given.part, swaps=True)
+    adapter = chosen_adapters(given.adapter)
+    model = read_model(given.folder, given, processes, given.checkpoint, given.part, adapter=adapter, swaps=True)
     draft = None if given.draft is None else read_model(given.draft, given, processes)
     options = merge_options(model.generation_settings, None, fields)
     if "seed" in fields and not options.samples:
@@ -175,12 +179,15 @@ def read_model(
     processes: JoinedProcesses | None,
     checkpoint: str | None = None,
     part: str | None = None,
+    adapter: dict[str, tuple[str, float]] | None = None,
     swaps: bool = False,
 ) -> Transformer:
     """The model of a folder, with weights of the dtype that was asked for, or cut over several processes.
 
-    With `swaps` it has the position scheme and the extension that were asked for.
+    With `swaps` it has the position scheme and the extension that were asked for. Adapters are merged into weights that
+    are quantized.
     """
+    from phasor.adapters import merge_adapters
     from phasor.checkpoints.open_model import open_model
     from phasor.checkpoints.swap_positions import swap_positions
 
@@ -191,8 +198,11 @@ def read_model(
     device = given.device if given.weights == kept else "cpu"
     dtype = parse_dtype(given.dtype)
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "part": part, "weights": kept, "processes": processes}
+    chosen["adapter"] = adapter
     model, _ = open_model(folder, device, dtype, **chosen)
     extension = chosen_extension(given, lambda: model.config)
+    if model.adapters and (given.weights != kept or given.position is not None or extension is not None):
+        merge_adapters(model)
     if swaps and (given.position is not None or extension is not None):
         model = swap_positions(model, given.position, extension)
     if given.weights == kept:

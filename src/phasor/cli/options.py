@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from phasor.config import Extension, ModelConfig
@@ -70,6 +70,28 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def add_part(parser: argparse.ArgumentParser) -> None:
     """An option for a part of a multimodal folder."""
     declare_options(parser, {"--part PART": "text: the text part of a multimodal Hugging Face folder"})
+
+
+def add_adapters(parser: argparse.ArgumentParser) -> None:
+    """An option for adapters of the model, each with a weight if it has one."""
+    help = "the folder of an adapter for the model, perhaps with a weight (FOLDER=0.5); again for several, which add up"
+    parser.add_argument("--adapter", action="append", metavar="FOLDER", help=help)
+
+
+def chosen_adapters(given: Sequence[str] | None) -> dict[str, tuple[str, float]] | None:
+    """The adapters that were asked for, as `load` takes them.
+
+    >>> chosen_adapters(["one", "two=0.5"]), chosen_adapters(None)
+    ({'adapter_1': ('one', 1.0), 'adapter_2': ('two', 0.5)}, None)
+    """
+    chosen = {}
+    for number, text in enumerate(given or (), 1):
+        folder, equals, weight = text.rpartition("=")
+        try:
+            chosen[f"adapter_{number}"] = (folder, float(weight)) if equals else (text, 1.0)
+        except ValueError:  # the sign is part of the folder's name
+            chosen[f"adapter_{number}"] = (text, 1.0)
+    return chosen or None
 
 
 STORED = "stored"  # the weights of a quantized folder as `load` takes it

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from phasor.checkpoints.stored_adapters import Adapters
 from phasor.config.schema import quote
 from phasor.config.tasks import TASKS
 from phasor.config.text_files import path_of
@@ -34,6 +35,7 @@ def evaluate(
     limit: int | None = None,
     checkpoint: str | int | None = None,
     part: str | None = None,
+    adapter: Adapters | None = None,
     device: str = "auto",
     progress: Progress | None = None,
     processes: JoinedProcesses | None = None,
@@ -41,7 +43,8 @@ def evaluate(
     """Evaluate the model of a run folder, on all of its validation texts or on `data`, read as the run read its own.
 
     `checkpoint` takes one of the run's checkpoints instead: "best", "last" or a step. In place of a run, a model folder
-    of any format is evaluated on `data`, or of a multimodal one its `part` "text".
+    of any format is evaluated on `data`, or of a multimodal one its `part` "text"; `adapter` is one for it, or
+    several, as for `load`.
 
     `target` is the other side of a parallel text in two files. `limit` takes the first examples only.
     `progress` is called with how far the evaluation is, and out of how much. `processes` of a `join_processes` have the
@@ -75,7 +78,7 @@ def evaluate(
         if (name, value) != ("limit", None) and (type(value) is not int or not 1 <= value < 1 << 31):
             raise ValueError(f"{name} must be an integer from 1 to 2147483647, not {quote(value)}")
     report = progress or (lambda done, total: None)
-    trained = open_run(path_of(run), device, checkpoint, processes, part)
+    trained = open_run(path_of(run), device, checkpoint, processes, part, adapter)
     examples = islice(evaluation_texts(trained, data, target), limit)
     with tempfile.TemporaryDirectory() as folder:
         texts = encode_to_store(trained, examples, Path(folder))

@@ -13,6 +13,7 @@ from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.run_checkpoint import is_checkpoint
 from phasor.checkpoints.runs import DATA, MARKER, MODEL, RunMarker, is_run
+from phasor.checkpoints.stored_adapters import Adapters, stored_adapter
 from phasor.config import ModelConfig
 from phasor.config.classify import ClassifyConfig
 from phasor.config.distill import DistillConfig
@@ -73,18 +74,19 @@ def open_run(
     checkpoint: str | int | None = None,
     processes: JoinedProcesses | None = None,
     part: str | None = None,
+    adapter: Adapters | None = None,
 ) -> TrainedRun:
     """A run with the model it ended with, or with a checkpoint of it; a model's folder counts as a run without data.
 
     Before a run has ended that is its best checkpoint; `checkpoint` asks for "best", "last" or a step. With several
-    processes the model is cut over them. `part` is as for `phasor.load`.
+    processes the model is cut over them. `part` and `adapter` are as for `phasor.load`.
     """
     marker = RunMarker.read(folder)
     if marker is None:
-        return open_model_folder(folder, device, checkpoint, processes, part)
+        return open_model_folder(folder, device, checkpoint, processes, part, adapter)
     recipe = Recipe.from_mapping(marker.recipe, folder / MARKER)
     prepared = load_prepared_data(folder / DATA, TEXT_FILES)
-    model, place = open_model(folder, device, checkpoint=checkpoint, part=part, processes=processes)
+    model, place = open_model(folder, device, checkpoint=checkpoint, part=part, adapter=adapter, processes=processes)
     assert place is not None
     if model.tokenizer is None:
         why = "" if place.name == MODEL else f", since the data of {folder} are no longer in {folder / DATA}"
@@ -99,15 +101,16 @@ def open_model_folder(
     checkpoint: str | int | None,
     processes: JoinedProcesses | None,
     part: str | None,
+    adapter: Adapters | None,
 ) -> TrainedRun:
     """A model folder of any format, with the task that its shape is for."""
     place = resolve_folder(folder)
     what = f"the folder of a run, which would have a {MARKER}"
-    if not (is_checkpoint(place) or (place / CONFIG).exists()):
+    if not (is_checkpoint(place) or (place / CONFIG).exists() or stored_adapter(place, verify=False)):
         raise ValueError(f"{folder} is neither {what}, nor of a model, with a {CONFIG}")
     if checkpoint is not None:
         raise ValueError(f"{folder} is not {what}, and a checkpoint is that of a run")
-    model, _ = open_model(folder, device, part=part, processes=processes)
+    model, _ = open_model(folder, device, part=part, adapter=adapter, processes=processes)
     if model.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, and evaluation reads text")
     task = task_of(model.config)

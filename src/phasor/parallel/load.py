@@ -13,25 +13,30 @@ from torch.distributed.tensor import DTensor
 
 from phasor.adapters import attach
 from phasor.checkpoints.load import load, open_folder, pause_gc
+from phasor.checkpoints.stored_adapters import Adapters
 from phasor.parallel.processes import AXES, JoinedProcesses
 from phasor.parallel.shards import Shards
 from phasor.transformer import Transformer
 
 
 def load_shards(
-    folder: str | Path, processes: JoinedProcesses, dtype: torch.dtype | None = None, part: str | None = None
+    folder: str | Path,
+    processes: JoinedProcesses,
+    dtype: torch.dtype | None = None,
+    part: str | None = None,
+    adapter: Adapters | None = None,
 ) -> Transformer:
     """The model of a folder of any format, cut over the mesh of some processes, in evaluation mode.
 
     The first process compares the folder with its manifest. All of them have to run the model, and in the same order:
     a block is gathered while it runs. What stands outside of blocks is gathered once and stays whole. Where all
-    processes replicate each other, each of them loads the whole model. `part` is as for `load`.
+    processes replicate each other, each of them loads the whole model. `part` and `adapter` are as for `load`.
     """
     if processes.mesh["context"].size() * processes.mesh["tensor"].size() > 1:
         raise ValueError("MeshConfig.context and MeshConfig.tensor are for training: leave them out here")
     if processes.mesh["shard"].size() == 1:
-        return load(folder, processes.device, dtype, part=part, verify=processes.is_first)
-    with pause_gc(), open_folder(folder, dtype, part=part, verify=processes.is_first) as opened:
+        return load(folder, processes.device, dtype, adapter=adapter, part=part, verify=processes.is_first)
+    with pause_gc(), open_folder(folder, dtype, adapter=adapter, part=part, verify=processes.is_first) as opened:
         model = opened.model.to(opened.dtype)
         Shards(model, processes.mesh).shard().load(opened.weights())
     return prepare_inference(model)

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from phasor.checkpoints.stored_adapters import Adapters
 from phasor.config.recipe import MeshConfig
 from phasor.device import resolve_device
 from phasor.parallel.launch import FAILED, Launch, leave_report, read_launch
@@ -135,11 +136,13 @@ class JoinedProcesses(Processes):
         shown = [f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis in ("replicate", "shard")]
         return f"{self.size} processes, {' x '.join(shown)}"
 
-    def load(self, folder: Path, dtype: torch.dtype | None, part: str | None = None) -> Transformer:
-        """The model of a folder, or a part of it, cut over these processes."""
+    def load(
+        self, folder: Path, dtype: torch.dtype | None, part: str | None = None, adapter: Adapters | None = None
+    ) -> Transformer:
+        """The model of a folder, or a part of it, with adapters if they are given, cut over these processes."""
         from phasor.parallel.load import load_shards
 
-        return load_shards(folder, self, dtype, part)
+        return load_shards(folder, self, dtype, part, adapter)
 
     def end(self) -> None:
         """Say that this process is through; the first one, which may hold the store, waits for all others."""

@@ -19,6 +19,7 @@ from phasor.adapters import (
     attach,
     initial_magnitudes,
     is_adapter_weight,
+    split_rows,
 )
 from phasor.checkpoints.adapter_folder import parse_adapter
 from phasor.checkpoints.hub import resolve_folder
@@ -119,10 +120,15 @@ def with_adapter(
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of a base one after another, and those of the fresh adapter of a model on the meta device.
 
-    They have the bits of an adapter that is added to a model in memory.
+    They have the bits of an adapter that is added to a model in memory. The model may be cut before they are read.
     """
-    torch.manual_seed(recipe.train.seed)
-    yield from adapter_weights(model, DEFAULT)
-    for name, weight in weights:
-        yield name, weight
-        yield from initial_magnitudes(model, DEFAULT, name, weight)
+    rows = split_rows(model)
+
+    def read() -> Iterator[tuple[str, Tensor]]:
+        torch.manual_seed(recipe.train.seed)
+        yield from adapter_weights(model, DEFAULT, rows)
+        for name, weight in weights:
+            yield name, weight
+            yield from initial_magnitudes(model, DEFAULT, rows, name, weight)
+
+    return read()
