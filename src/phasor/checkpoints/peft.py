@@ -206,7 +206,7 @@ def describe(
         "init_lora_weights": True,
         "target_modules": names.shorten(modules),
         "target_parameters": sorted({".".join(name.split(".")[-2:]) for name in parameters}) or None,
-        "modules_to_save": names.shorten(others) or None,
+        "modules_to_save": sorted({*others}) or None,  # matched by ends that need not begin at a dot
         "rank_pattern": {pattern(name): own for name, (own, _) in ranks.items() if own != rank},
         "alpha_pattern": {pattern(name): own for name, (_, own) in ranks.items() if own != alpha},
     }
