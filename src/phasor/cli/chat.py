@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phasor.cli.generate import add_model_options, read_model
-from phasor.cli.options import ON_HUB, add_extension_fields, add_fields, declare_options, given_fields
+from phasor.cli.options import (
+    ON_HUB,
+    add_extension_fields,
+    add_fields,
+    chosen_adapters,
+    declare_options,
+    given_fields,
+)
 from phasor.cli.streams import check_argument, decode_text, print_text
 from phasor.config.generation import OPTIONS, GenerationConfig
 from phasor.config.schema import unknown
@@ -48,7 +55,8 @@ def run(given: argparse.Namespace) -> None:
 
     fields = given_fields(given, GenerationConfig)
     system = None if given.system is None else check_argument(given.system, "--system")
-    model = read_model(given.folder, given, None, given.checkpoint, given.part, swaps=True)
+    adapter = chosen_adapters(given.adapter)
+    model = read_model(given.folder, given, None, given.checkpoint, given.part, adapter=adapter, swaps=True)
     template = None
     if given.template is not None:
         folder = Path(given.template).parent if model.origin is None else model.origin.folder
