@@ -305,3 +305,16 @@ def test_names_are_matched_by_shell_patterns():
     assert match_names(model, ["tokens.weight", "decoder.norm.*"], "here") == {
         *("tokens.weight", "decoder.norm.weight", "decoder.norm.bias")
     }
+
+
+def test_a_head_for_another_task_is_trained_whole_and_saved_with_the_adapter(place):
+    lines = [{"text": f"the {word} sat", "label": label} for word, label in (("cat", "animal"), ("mat", "thing")) * 12]
+    (place / "labels.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = {"train": str(place / "labels.jsonl"), "valid": str(place / "labels.jsonl"), "sequence_length": 32}
+    run(place, "labels", task="classify", data=data, train={"steps": 3, "device": "cpu", "batch_tokens": 256})
+    model = phasor.load(place / "labels")
+    assert "head.score.weight" in model.adapters["default"].whole
+    assert model.config.head.labels == ("animal", "thing")
+    assert logits(model).shape[-1] == 2
+    phasor.merge(place / "base", place / "labels", place / "labels merged")
+    torch.testing.assert_close(logits(phasor.load(place / "labels merged")), logits(model))

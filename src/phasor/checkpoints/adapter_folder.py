@@ -124,17 +124,20 @@ def write_adapter(model: Transformer, folder: Path, name: str, sources: Sequence
 def add_adapters(opened: OpenedModel, stored: Mapping[str, tuple[StoredAdapter, float]]) -> OpenedModel:
     """A model that is open with adapters by name, each used with a weight."""
     model = with_config(opened.model, [each for each, _ in stored.values()])
+    base = opened.model.state_dict()
     own: dict[str, Tensor] = {}
     for name, (given, _) in stored.items():
         each = given.for_model(model)
         whole = {key: x for key, x in each.tensors.items() if not is_adapter_weight(key)}
-        each.adapter.whole, each.adapter.saved = tuple(whole), whole
+        added = {key: x for key, x in whole.items() if key not in base or x.shape != base[key].shape}
+        each.adapter.whole = tuple(whole)
+        each.adapter.saved = {key: x for key, x in whole.items() if key not in added}
         attach(model, each.adapter, name)
         names, held = adapter_names(model, name), model.state_dict()
         expected = {key: tuple(held[ours].shape) for key, ours in names.items() if ours in held}
         if wrong := find_misfits(expected, {key: tuple(x.shape) for key, x in each.tensors.items()}):
             raise ValueError(f"the adapter {each.place} does not fit the model: {name_some(wrong, separator='; ')}")
-        own |= {ours: each.tensors[key] for key, ours in names.items() if key not in whole}
+        own |= {ours: each.tensors[key] for key, ours in names.items() if key not in each.adapter.saved}
         each.read_extras(model)
         for layer in each.adapter.layers:
             cast(LoRA, cast(nn.ModuleDict, model.get_submodule(layer).lora)[name]).strength = stored[name][1]
@@ -155,7 +158,10 @@ def with_config(model: Transformer, stored: Sequence[StoredAdapter]) -> Transfor
         raise ValueError("adapters that were trained with different configurations of the base are used one at a time")
     with torch.device("meta"):
         changed = Transformer(configs[0]).to(model.tokens.dtype)
-    if wrong := find_misfits(*({n: tuple(x.shape) for n, x in m.state_dict().items()} for m in (model, changed))):
+    whole = {name for each in stored for name in each.tensors}  # such as the head of another task
+    before, after = ({n: tuple(x.shape) for n, x in m.state_dict().items()} for m in (model, changed))
+    kept = {name: shape for name, shape in after.items() if name not in whole}
+    if wrong := find_misfits(kept, {name: shape for name, shape in before.items() if name in kept}):
         raise ValueError(f"the adapter {stored[0].place} is for another model: {name_some(wrong, separator='; ')}")
     carry_over(model, changed)
     return changed

@@ -171,6 +171,15 @@ def write_peft(model: Transformer, folder: Path, name: str) -> None:
         save_file(held, folder / PEFT_WEIGHTS, {"format": "pt"})
 
 
+def task_type(model: Transformer, has_head: bool) -> str | None:
+    """What PEFT calls the task of a model; of a classifier only with its head, which it then expects in the file."""
+    shape, head = model.config.shape, model.config.head.kind
+    if shape == "encoder-decoder":
+        return "SEQ_2_SEQ_LM"
+    expected = {"lm": shape == "decoder", "sequence-classifier": has_head, "token-classifier": has_head}
+    return TASKS.get(head) if expected.get(head, True) else None
+
+
 def describe(
     names: PeftNames,
     adapter: Adapter,
@@ -184,7 +193,6 @@ def describe(
     experts = {name.rpartition(".")[0] for name in parameters}
     modules = [name for name in ranks if name.removesuffix(INNER) not in experts]
     others = [key.rpartition(".")[0] for key in kept if key.rpartition(".")[0] not in ranks]
-    head = "SEQ_2_SEQ_LM" if model.config.shape == "encoder-decoder" else TASKS.get(model.config.head.kind)
 
     def pattern(name: str) -> str:
         module = name.removesuffix(INNER)
@@ -193,7 +201,7 @@ def describe(
 
     return {
         "peft_type": "LORA",
-        "task_type": head,
+        "task_type": task_type(model, bool(others)),
         "base_model_name_or_path": None if adapter.base is None else adapter.base.folder,
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
