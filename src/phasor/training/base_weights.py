@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from phasor.adapters import DEFAULT, initial_magnitudes
+from phasor.adapters import DEFAULT, initial_magnitudes, split_rows
 from phasor.config.recipe import Recipe
 from phasor.nn.quantized import NF4, Quantization, QuantizedLinear
 from phasor.quantization import has_quantized_weights
@@ -43,16 +43,21 @@ def quantize_weights(
     As of a model in memory, they are quantized from `dtype`, and magnitudes of DoRA are those of dequantized weights.
     """
     held = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, QuantizedLinear)}
-    for name, weight in weights:
-        if name.endswith(".magnitude") and f"{name.partition('.lora.')[0]}.weight" in held:
-            continue
-        if name not in held:
-            yield name, weight
-            continue
-        layer = held[name]
-        with torch.device("meta"):
-            like = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-        quantized = QuantizedLinear(like, quantization.quantize(weight.to(dtype)))
-        for own, tensor in quantized.named_buffers():
-            yield f"{name.removesuffix('weight')}{own}", tensor
-        yield from initial_magnitudes(model, DEFAULT, name, quantized.full_weight())
+    rows = split_rows(model)  # before the model is cut
+
+    def read() -> Iterator[tuple[str, Tensor]]:
+        for name, weight in weights:
+            if name.endswith(".magnitude") and f"{name.partition('.lora.')[0]}.weight" in held:
+                continue
+            if name not in held:
+                yield name, weight
+                continue
+            layer = held[name]
+            with torch.device("meta"):
+                like = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+            quantized = QuantizedLinear(like, quantization.quantize(weight.to(dtype)))
+            for own, tensor in quantized.named_buffers():
+                yield f"{name.removesuffix('weight')}{own}", tensor
+            yield from initial_magnitudes(model, DEFAULT, rows, name, quantized.full_weight())
+
+    return read()
