@@ -115,23 +115,29 @@ class DataConfig(Config):
 class OptimizerConfig(Config):
     """AdamW: peak learning rate, betas, epsilon, weight decay of matrices, and rounding of bfloat16 parameters.
 
+    The kind "muon" is Muon with its `momentum` for the matrices of blocks, scaled to the size of AdamW's updates, and
+    AdamW for embeddings, heads, norms, biases and routed experts.
     Rounded to nearest, bfloat16 parameters lose every change below 1/512 of their value; "stochastic" rounding, on a
     GPU, rounds up or down at random so that changes are kept on average.
     """
 
+    kind: Literal["adamw", "muon"] = "adamw"
     lr: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    momentum: float = 0.95
 
     def check(self) -> None:
         positive(self, "lr", "eps")
         not_negative(self, "weight_decay")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"OptimizerConfig.{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.kind == "muon" and self.rounding == "stochastic":
+            raise ValueError("OptimizerConfig.rounding 'stochastic' is for the kind 'adamw', not for 'muon'")
 
 
 class TrainConfig(Config):
@@ -322,6 +328,10 @@ class Recipe(Config):
             raise ValueError(
                 f"TrainConfig.batch_tokens ({self.train.batch_tokens}) must not be less than "
                 f"DataConfig.sequence_length ({self.data.sequence_length}): a batch holds at least one row"
+            )
+        if self.optimizer.kind == "muon" and self.train.cuda_graphs:
+            raise ValueError(
+                "TrainConfig.cuda_graphs does not capture OptimizerConfig.kind 'muon': leave one of them out"
             )
         self._check_data()
         self._check_settings()

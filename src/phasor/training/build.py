@@ -143,6 +143,11 @@ def check_mesh(config: ModelConfig, recipe: Recipe, processes: int) -> None:
         raise ValueError(
             f"the task {recipe.task!r} does not cut rows or heads: leave parallel.context and parallel.tensor out"
         )
+    if recipe.optimizer.kind == "muon" and shard * context * tensor > 1:
+        raise ValueError(
+            "optimizer.kind 'muon' takes whole matrices, and processes along parallel.shard, context or tensor hold "
+            f"parts: parallel.replicate {processes} keeps them whole"
+        )
     reason = mesh_why_not(config, mesh, length, prefix="parallel.", row="data.sequence_length {:,}")
     if reason is not None:
         raise ValueError(reason)

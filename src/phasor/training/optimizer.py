@@ -1,10 +1,10 @@
-"""AdamW with weight decay on matrices alone, its state by name, and the moving average of the weights."""
+"""Optimizers with weight decay on matrices alone, their state by name, and the moving average of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from phasor.nn.heads import LogitsHead
 from phasor.nn.lora import ExpertsLowRank, LowRank
 from phasor.nn.moe import Experts
 from phasor.ops.adamw import AdamW, adamw_why_not
+from phasor.training.muon import MuonAdamW, matrix_names
 
 MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("weight",),
@@ -51,8 +52,9 @@ def build_optimizer(
     seed: int = 0,
     weights: NamedWeights | None = None,
 ) -> AdamW:
-    """Fused AdamW over the weights that require a gradient; for CUDA graphs with its learning rate on the device.
+    """Fused AdamW over the weights that require a gradient, or Muon beside it for the matrices of blocks.
 
+    For CUDA graphs its learning rate is on the device.
     The seed is for stochastic rounding, where the configuration asks for it. `weights` are by default all of the model.
 
     >>> from phasor import preset, Transformer
@@ -64,13 +66,19 @@ def build_optimizer(
     decayed = set(decay_names(model))
     named = (model if weights is None else weights).named_parameters()
     trainable = {name: weight for name, weight in named if weight.requires_grad}
-    groups = [
-        {"params": [w for name, w in trainable.items() if name in decayed], "weight_decay": config.weight_decay},
-        {"params": [w for name, w in trainable.items() if name not in decayed], "weight_decay": 0.0},
-    ]
+    matrices = set(matrix_names(model, trainable)) & decayed if config.kind == "muon" else set()
+    if config.kind == "muon" and not matrices:
+        raise ValueError("optimizer.kind muon is for matrices of blocks, and none of them is trained")
+
+    def group(names: set[str], weight_decay: float) -> dict[str, Any]:
+        return {"params": [w for name, w in trainable.items() if name in names], "weight_decay": weight_decay}
+
+    groups = [group(decayed - matrices, config.weight_decay), group(trainable.keys() - decayed, 0.0)]
+    betas = (config.beta1, config.beta2)
+    if matrices:
+        return MuonAdamW(group(matrices, config.weight_decay), groups, config.lr, betas, config.eps, config.momentum)
     groups = [group for group in groups if group["params"]]
     lr = torch.tensor(config.lr, device=next(iter(trainable.values())).device) if graphs else config.lr
-    betas = (config.beta1, config.beta2)
     optimizer = AdamW(groups, lr, betas, config.eps, fused=True, capturable=graphs)
     if config.rounding == "stochastic":
         for weight in trainable.values():

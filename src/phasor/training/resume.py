@@ -67,6 +67,7 @@ def fixed_fields(recipe: Recipe) -> dict[str, Any]:
     fields, settings = recipe.to_dict(), TASKS[recipe.task].settings
     return {
         "task": recipe.task,
+        "optimizer_kind": recipe.optimizer.kind,
         "init_from": recipe.init_from,
         "model_fields": fields["model"] if recipe.init_from is not None else None,
         "lora": fields["lora"],
@@ -79,7 +80,8 @@ def fixed_fields(recipe: Recipe) -> dict[str, Any]:
 
 def comparable(fixed: dict[str, Any]) -> dict[str, Any]:
     """What may not change, without what follows from it: the trained length, which older runs did not record."""
-    return fixed | {"model": {name: value for name, value in fixed["model"].items() if name != "trained_length"}}
+    kind = {"optimizer_kind": fixed.get("optimizer_kind", "adamw")}
+    return fixed | kind | {"model": {name: value for name, value in fixed["model"].items() if name != "trained_length"}}
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
