@@ -370,7 +370,7 @@ SIDES = {"vocab_size": 9, "dim": 8, "num_layers": 2, "num_heads": 2, "shape": "e
         ({"shape": "decoder", "encoder": {"num_heads": 1}}, "encoder is for an encoder-decoder, not for a decoder"),
         ({"encoder": {"dim": 16}}, "share a table of tokens: give EmbeddingConfig.source_vocab_size"),
         ({"encoder": {"num_heads": 3, "head_dim": 4, "num_kv_heads": 2}}, "num_heads .3. is not divisible"),
-        ({"encoder": {"num_heads": 0}}, "^ModelConfig.encoder: ModelConfig.num_heads must be greater than 0"),
+        ({"encoder": {"num_heads": 0}}, "^EncoderConfig.num_heads must be greater than 0"),
         ({"position": "rotary", "encoder": {"head_dim": 7}}, "^ModelConfig.encoder: the rotary dimension of a head"),
     ],
 )

@@ -88,6 +88,13 @@ def new_tokens(theirs, source, **options):
     return new[: new.index(stop) + 1] if stop in new else new
 
 
+def gemma_config():
+    sizes = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "pad_token_id": 1, "bos_token_id": 2}
+    side = transformers.T5GemmaModuleConfig(**sizes, **heads, query_pre_attn_scalar=8, eos_token_id=3)
+    return transformers.T5GemmaConfig(encoder=side, decoder=side, vocab_size=61, tie_word_embeddings=False)
+
+
 MODELS = {  # with untied heads: a tied one repeats what it reads
     "t5": lambda: OwnHead(transformers.T5Config(**T5)),
     "mt5": lambda: OwnHeadMT5(transformers.MT5Config(**T5)),
@@ -96,6 +103,7 @@ MODELS = {  # with untied heads: a tied one repeats what it reads
     "mbart": lambda: transformers.MBartForConditionalGeneration(transformers.MBartConfig(**UNTIED)),
     "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**UNTIED, scale_embedding=True)),
     "m2m_100": lambda: transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**UNTIED)),
+    "t5gemma": lambda: transformers.T5GemmaForConditionalGeneration(gemma_config()),
     "plbart": lambda: transformers.PLBartForConditionalGeneration(transformers.PLBartConfig(**UNTIED)),
 }
 
@@ -108,7 +116,7 @@ def talkative(family):
         for name, weight in theirs.named_parameters():
             if weight.requires_grad:
                 weight.mul_(2.0 if weight.dim() > 1 else 0.1).add_(float(weight.dim() == 1 and "bias" not in name))
-        theirs.lm_head.weight[1] = 0.0  # padding, which M2M-100 sees in what it wrote itself
+        theirs.get_output_embeddings().weight[1] = 0.0  # padding, which M2M-100 sees in what it wrote itself
     return theirs
 
 

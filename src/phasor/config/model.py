@@ -82,6 +82,11 @@ class EncoderConfig(Config):
     hidden_dim: int | None = None
     layers: tuple[LayerConfig, ...] | None = None
 
+    def check(self) -> None:
+        positive(self, "dim", "num_heads", "num_kv_heads", most=MOST_FEATURES)
+        positive(self, "head_dim", most=MOST_HEAD_DIM)
+        positive(self, "hidden_dim", most=MOST_WIDTH)
+
 
 class Layer(NamedTuple):
     """The parts of one layer, all of them resolved."""

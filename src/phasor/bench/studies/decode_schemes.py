@@ -32,12 +32,12 @@ TOLERANCE = 1e-3  # of float32 logits, relative to their norm; angles of selecti
 
 
 def scheme_names() -> list[str]:
-    """Rotary, then every other scheme of one row of positions that has defaults.
+    """Rotary, then every other scheme of one row of positions that has defaults, in alphabetical order.
 
-    >>> scheme_names()[:2]
-    ['rotary', 'alibi']
+    >>> scheme_names()[:3]
+    ['rotary', 'accumulated', 'alibi']
     """
-    schemes = {name: PositionConfig.from_dict({"kind": name}) for name in PositionConfig.kinds}
+    schemes = {name: PositionConfig.from_dict({"kind": name}) for name in sorted(PositionConfig.kinds)}
     return [ROTARY, *(name for name, x in schemes.items() if x.axes == 1 and name not in (ROTARY, "combined"))]
 
 
