@@ -60,7 +60,9 @@ class EncodingScheme:
         """
         module = self.module
         if self.on_scores:
-            return self.bias(positions, torch.zeros(1, dtype=torch.int64), text=text)[:, :, 0].T
+            counted = text is not None and module.config.follows_input
+            keys = positions if counted else torch.zeros(1, dtype=torch.int64)  # codes are those of the first
+            return self.bias(positions, keys, text=text)[:, :, 0].T
         seq = SequenceInfo(grid_positions(positions, module.axes), length)
         if "queries" in module.config.acts_on:
             vector = plain_vector(module, self.dim).expand(1, len(positions), self.heads, -1)
@@ -79,15 +81,20 @@ class EncodingScheme:
     def bias(self, queries: Tensor, keys: Tensor, *, text: Tensor | None = None) -> Tensor:
         """What the scheme adds to the scores between positions, `[heads, queries, keys]`.
 
-        Queries and keys are 1 in every feature, for schemes that read them.
+        Queries and keys are 1 in every feature, for schemes that read them; in a text all keys but the first are its
+        tokens.
         """
         module, mask, positions = self.module, Mask(), torch.cat((queries, keys))
         seq = SequenceInfo(positions, len(queries))
         ones = torch.ones((), dtype=torch.float64).expand(1, len(positions), self.heads, self.dim)
         prepared = module.prepare_keys(module.prepare(seq, ones), KeyInfo(seq, mask, seq.rows), ones)
         prepared = self.for_layer(prepared, positions, text)
+        k = ones
+        if text is not None and module.config.follows_input:
+            between = text[positions].index_fill(0, torch.tensor(len(queries)), 1.0)
+            k = between[None, :, None].expand_as(ones)
         score_mod = ScoreMod(self.dim**-0.5, None, None, module.on_scores(prepared), seq.rows, seq.rows)
-        score_mod = module.on_attention(ones, ones, mask, score_mod, prepared)[2]
+        score_mod = module.on_attention(ones, k, mask, score_mod, prepared)[2]
         first, second = torch.arange(len(queries)), torch.arange(len(keys)) + len(queries)
         bias = score_mod.block_bias(first, second, mask, ones)
         assert bias is not None
@@ -128,6 +135,10 @@ class TextTokens(EqualTokens):
     def cumsum(self, x: Tensor) -> Tensor:
         return cumsum_tokens(x[:, : int(self.positions.max()) + 1])[:, self.positions]
 
+    def sum_from_keys(self, x: Tensor, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
+        seen = self.positions[keys] <= self.positions[queries, None]
+        return LayerStep.sum_from_keys(self, x * seen, queries, keys, mask)
+
 
 @functools.lru_cache(maxsize=64)
 def build_scheme(
@@ -137,9 +148,8 @@ def build_scheme(
     heads: int = 1,
     side: Side = "decoder",
     table_length: int = TABLE_LENGTH,
-    seed: int = 0,
 ) -> EncodingScheme:
-    """A scheme for `dim` features, with weights drawn from a seed where it has any.
+    """A scheme for `dim` features, with weights drawn from seed 0 where it has any.
 
     >>> from phasor.nn.positions import ALiBiConfig
     >>> build_scheme(ALiBiConfig(), 8, heads=2).codes(torch.arange(3), 3).tolist()
@@ -147,7 +157,7 @@ def build_scheme(
     """
     model = plain_model(dim, heads, table_length)
     position.check_model(model)
-    with use_seed(seed):
+    with use_seed(0):
         module = build_position(position, model.replace(position=position) if position.follows_input else model, side)
         module.reset_parameters(model)
     return EncodingScheme(module.eval(), dim, heads)

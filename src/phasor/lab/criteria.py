@@ -7,6 +7,8 @@ second and the last differ in their tokens as well, which are random vectors.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from typing import Any
 
@@ -61,13 +63,22 @@ def random_text(length: int, dim: int, seed: int) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def determinism(position: PositionConfig, dim: int, heads: int) -> dict[str, bool]:
-    """Whether codes are the same in two sentences, and whether they are learned: others with other initial weights."""
+    """Whether codes are the same in two sentences, and whether they are learned: others with other weights."""
     scheme, positions = build_scheme(position, dim, heads=heads), torch.arange(SENTENCE)
     first, second = (random_text(SENTENCE, dim, seed) for seed in (0, 1))
     rows = scheme.codes(positions, SENTENCE, text=first)
-    other = build_scheme(position, dim, heads=heads, seed=1) if scheme.has_weights else scheme
+    other = change_weights(scheme) if scheme.has_weights else scheme
     learned = scheme.has_weights and not torch.equal(rows, other.codes(positions, SENTENCE, text=first))
     return {"holds": torch.equal(rows, scheme.codes(positions, SENTENCE, text=second)), "learned": learned}
+
+
+def change_weights(scheme: EncodingScheme) -> EncodingScheme:
+    """The scheme with other weights, as training leaves them; some begin at zero, whatever the seed."""
+    module, draws = copy.deepcopy(scheme.module), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight += torch.randn(weight.shape, generator=draws).to(weight)
+    return dataclasses.replace(scheme, module=module)
 
 
 def boundedness(scheme: EncodingScheme, length: int, near: float) -> dict[str, Any]:
