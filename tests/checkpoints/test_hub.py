@@ -320,7 +320,7 @@ def test_an_interrupted_download_is_continued(hub, tmp_path, number):
     hub.pause = 0.0
     hub.requests.clear()
     begun = partial.stat().st_size
-    assert begun >= chunk
+    assert begun > 0
     assert main(list(command)) == 0
     assert set(hub.ranges()) == {f"bytes={begun}-"}
     assert torch.equal(phasor.load(tmp_path / "mine")(TOKENS), model(TOKENS))
