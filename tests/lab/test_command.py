@@ -10,7 +10,8 @@ import urllib.request
 import pytest
 
 from phasor.cli import main
-from phasor.cli.lab import describe_exposure, is_loopback, listen
+from phasor.cli.lab import describe_exposure
+from phasor.serving.listen import is_loopback, listen
 
 COMMAND = [sys.executable, "-m", "phasor", "lab", "--no-browser", "--port", "0"]
 

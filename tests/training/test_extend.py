@@ -183,7 +183,11 @@ def tiny(**fields):
         ({}, {"to": 256, "factor": 2.0}, "factor 2 reaches 128 tokens, fewer than the 256 asked for"),
         ({}, {"to": 128, "positions": "skipped"}, "positions skipped is for training: give a text"),
         ({}, {"to": 128, "method": "longrope", "long_factor": [1.0]}, "each needs one for every rotated pair"),
-        ({"placement": "parallel"}, {"to": 128, "method": "drop", "format": "hf"}, "no family of transformers computes what this model does"),
+        (
+            {"placement": "parallel"},
+            {"to": 128, "method": "drop", "format": "hf"},
+            "no family of transformers computes what this model does",
+        ),
         ({"preset": "gpt-2"}, {"to": 128}, "this model's are 'learned', a table of 64 positions"),
         ({"position": "alibi"}, {"to": 128}, "an extension needs rotary positions, and this model's are 'alibi'"),
         ({"shape": "encoder"}, {"to": 128}, "the context of a decoder can be extended, and this model is an encoder"),

@@ -32,6 +32,7 @@ VERBS = {
     "train": "train a model with a recipe",
     "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",
+    "serve": "answer many clients over HTTP",
     "convert": "write a model folder in another format",
     "merge": "merge an adapter into the weights of its base",
     "extend": "write a model that reads further than it was trained",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
-import socket
 import sys
 import threading
 
 from phasor.cli.options import ON_HUB
 from phasor.config.distribution import installed_version, missing_package
+from phasor.serving.listen import address_of, is_loopback, listen
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +43,7 @@ def run(given: argparse.Namespace) -> None:
     app = build_app(folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=installed_version())
     with listen(given.host, given.port) as server_socket:
         port = server_socket.getsockname()[1]
-        shown = f"[{given.host}]" if ":" in given.host else given.host
-        url = f"http://{shown}:{port}/"
+        url = address_of(given.host, port)
         print(f"phasor lab: {url} (Ctrl-C ends it)", flush=True)
         if exposed:
             print(describe_exposure(given.host, port, given.folders), file=sys.stderr, flush=True)
@@ -55,45 +53,10 @@ def run(given: argparse.Namespace) -> None:
         uvicorn.Server(config).run(sockets=[server_socket])
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address.
-
-    >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def describe_exposure(host: str, port: int, folders: list[str]) -> str:
     """What others can do where the lab listens on a network."""
     read = f" and see what the page shows of {', '.join(folders)}" if folders else ""
     return f"phasor: everyone who reaches {host} at port {port} can open this page without a password, compute{read}"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; an address that cannot be had is a ValueError."""
-    if not 0 <= port < 1 << 16:
-        raise ValueError(f"--port must be from 0 to 65535, not {port}")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError):
-        raise ValueError(f"--host {host} is not an address of this machine") from None
-    server_socket = socket.socket(family, kind, protocol)
-    try:
-        if os.name != "nt":  # there it would let two servers share the port
-            server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server_socket.bind(address)
-        server_socket.listen(128)
-    except OSError as error:
-        server_socket.close()
-        reason = error.strerror or str(error)
-        raise ValueError(f"cannot listen at {host} port {port}: {reason}; --port 0 takes a free port") from None
-    return server_socket
 
 
 def open_browser(url: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from phasor.config import Extension
 from phasor.config.generation import GenerationConfig
-from phasor.config.schema import check_integer
+from phasor.config.schema import check_integer, unknown
 from phasor.generation.api import Generated
 from phasor.generation.engine.choose import add_tokens
 from phasor.generation.engine.extended import ExtendedModels
@@ -94,6 +94,8 @@ class Engine:
             raise ValueError("an engine needs a decoder or an encoder-decoder")
         self.model, self.deterministic, self.max_waiting, self.extension = model, deterministic, max_waiting, extension
         self._models = ExtendedModels(model)
+        if extension is not None:
+            check_extension(extension)
         pages = default_pages(model, max_rows, page_size) if pages is None else pages + 1
         cache = PagedKVCache(
             model.config,
@@ -125,23 +127,25 @@ class Engine:
         logits_processor: LogitsProcessor | None = None,
         on_piece: Callable[[Generated | None], None] | None = None,
         start: int | None = None,
+        as_text: bool = False,
         **fields: Any,
     ) -> Handle:
         """Begin a request, with the options of `phasor.generate`.
 
+        With `as_text` what follows a prompt of token ids is text too.
         `logprobs` asks for the log-probability of each token, and of that many of the likeliest in its place.
         `extension` is a rotary extension of this request alone, or the name of one, which is used where prompt and new
         tokens are longer than the model was trained at. `logits_processor` is called with the prompt, the new tokens
         and the scores `[vocab]` of the next one, and returns other scores. `on_piece` is called in the thread that runs
         the engine with every piece, and with None at the end.
         """
-        extension = self.extension if extension is None else extension
-        request = self._build(self.model, prompt, options, fields, start, logprobs)
+        extension = self.extension if extension is None else check_extension(extension)
+        request = self._build(self.model, prompt, options, fields, start, logprobs, as_text)
         if extension is not None:
             most = request.planned_lengths(request.decoder_prompts())
             model = self._models.get(extension, max(most) if most else request.longest(request.decoder_prompts()))
             if model is not self.model:
-                request = self._build(model, prompt, options, fields, start, logprobs)
+                request = self._build(model, prompt, options, fields, start, logprobs, as_text)
         self._check_size(request)
         handle = Handle(self, request, logits_processor=logits_processor, top_logprobs=logprobs or 0, on_piece=on_piece)
         handle.salt = salt(request)
@@ -162,9 +166,17 @@ class Engine:
         fields: dict[str, Any],
         start: int | None,
         logprobs: int | None,
+        as_text: bool,
     ) -> GenerationRequest:
         request = build_request(
-            model, prompt, options, fields, start=start, details=logprobs is not None, streams="num_beams" not in fields
+            model,
+            prompt,
+            options,
+            fields,
+            start=start,
+            details=logprobs is not None,
+            streams="num_beams" not in fields,
+            as_text=as_text,
         )
         own = request.options
         if request.is_batch:
@@ -343,6 +355,13 @@ class Engine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def check_extension(extension: Any) -> Extension | str:
+    """An extension or the name of one, as it is; another name is refused."""
+    if not isinstance(extension, Extension) and extension not in Extension.kinds:
+        raise unknown("extension", extension, Extension.kinds)
+    return extension
 
 
 def salt(request: GenerationRequest) -> bytes:

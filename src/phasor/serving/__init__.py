@@ -1,0 +1,1 @@
+"""Serving: HTTP in front of the engine, over the interface of OpenAI's clients."""

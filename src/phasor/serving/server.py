@@ -1,0 +1,89 @@
+"""`serve`: a model behind HTTP, until a signal ends it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from phasor.checkpoints.chat_template import ChatTemplate
+from phasor.config import Extension
+from phasor.generation.engine import Engine
+from phasor.serving.app import Api, build_app
+from phasor.serving.embed import why_no_embeddings
+from phasor.serving.listen import address_of, is_loopback, listen
+from phasor.transformer import Transformer
+
+INTERRUPTED = 1  # the exit code where answers under way were given up
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that a first signal lets end what it is doing, and a second one ends at once."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            os._exit(INTERRUPTED)  # threads may be in the middle of a step
+        self.should_exit = True
+        print("phasor serve: answers under way are finished; a second signal ends at once", file=sys.stderr, flush=True)
+
+
+def serve(
+    model: Transformer,
+    *,
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    template: ChatTemplate | None = None,
+    max_length: int | None = None,
+    max_rows: int = 16,
+    max_waiting: int = 1024,
+    pages: int | None = None,
+    page_size: int = 16,
+    prefill_chunk: int = 512,
+    deterministic: bool = False,
+    extension: Extension | str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Answer requests over HTTP until SIGTERM or Ctrl-C: completions, replies to conversations, embeddings.
+
+    The interface is that of OpenAI's clients. `name` is what they call the model, by default its folder's. With an
+    `api_key` every request has to bring it. `template` is the chat template, by default that of the model's folder.
+    Prompt and new tokens may have `max_length` tokens, by default the model's. `max_rows` to `extension` are those of
+    `Engine`. `on_ready` is called with the address when the server listens.
+    """
+    if (model.decoder is None or not model.config.has_logits) and (why := why_no_embeddings(model)) is not None:
+        raise ValueError(f"there is nothing to serve: this model writes no text, and {why}")
+    template = ChatTemplate.of(model) if template is None else template
+    engine = None
+    if model.decoder is not None and model.config.has_logits:
+        engine = Engine(
+            model,
+            max_rows=max_rows,
+            max_waiting=max_waiting,
+            pages=pages,
+            page_size=page_size,
+            prefill_chunk=prefill_chunk,
+            deterministic=deterministic,
+            extension=extension,
+        )
+    api = Api(model, engine, name=name or name_of(model), template=template, max_length=max_length)
+    app = build_app(api, key=api_key, local=is_loopback(host))
+    with listen(host, port) as server_socket, nullcontext() if engine is None else engine.start():
+        if on_ready is not None:
+            on_ready(address_of(host, server_socket.getsockname()[1]))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        DrainingServer(config).run(sockets=[server_socket])
+
+
+def name_of(model: Transformer) -> str:
+    """What clients call a model: the name of its folder, or that of the run which it is in."""
+    if model.origin is None:
+        return "phasor"
+    folder = Path(model.origin.folder).resolve()
+    return folder.parent.name if folder.name == "model" else folder.name

@@ -1,0 +1,242 @@
+"""Clients that ask for what is wrong, leave, or come all at once: each gets its sentence, others their answers."""
+
+import json
+import re
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import phasor
+
+from .conftest import running, small_model
+
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+PLAIN = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+
+
+def post(address, path, body):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(address + path, content=content, headers={"Content-Type": "application/json"}, timeout=60)
+
+
+def wait_for(condition, seconds=20):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        (COMPLETIONS, {"max_tokens": 4}, "prompt", "needs prompt"),
+        (COMPLETIONS, {**PLAIN, "temprature": 1}, "temprature", "did you mean 'temperature'"),
+        (COMPLETIONS, {**PLAIN, "temperature": "hot"}, "temperature", "must be a number, not 'hot'"),
+        (COMPLETIONS, {**PLAIN, "temperature": -1}, None, "temperature must not be negative"),
+        (COMPLETIONS, {**PLAIN, "max_tokens": 0}, None, "max_tokens must be at least 1, not 0"),
+        (COMPLETIONS, {**PLAIN, "max_tokens": 400}, "max_tokens", "takes up to 256 in all"),
+        (COMPLETIONS, {**PLAIN, "prompt": "x" * 300}, "max_tokens", "the prompt has 300 tokens"),
+        (COMPLETIONS, {**PLAIN, "prompt": ""}, None, "empty"),
+        (COMPLETIONS, {**PLAIN, "prompt": []}, "prompt", "empty list"),
+        (COMPLETIONS, {**PLAIN, "prompt": [1, "a"]}, "prompt", "must be"),
+        (COMPLETIONS, {**PLAIN, "prompt": [1, 9999]}, None, "outside the vocabulary of 261"),
+        (COMPLETIONS, {**PLAIN, "n": 1000}, "n", "from 1 to 128"),
+        (COMPLETIONS, {**PLAIN, "n": 2}, "n", "at temperature 0 all choices are the same"),
+        (COMPLETIONS, {**PLAIN, "stop": ""}, None, "stop text is empty"),
+        (COMPLETIONS, {**PLAIN, "top_p": 1.5}, None, "top_p must be in"),
+        (COMPLETIONS, {**PLAIN, "logprobs": 500}, "logprobs", "from 0 to 20"),
+        (COMPLETIONS, {**PLAIN, "logit_bias": {"x": 1}}, "logit_bias", "token ids below 261"),
+        (COMPLETIONS, {**PLAIN, "stream_options": {}}, "stream_options", "set stream to true"),
+        (COMPLETIONS, {**PLAIN, "response_format": {"type": "yaml"}}, "response_format", "not 'yaml'"),
+        (COMPLETIONS, {**PLAIN, "response_format": {"type": "regex", "regex": "("}}, "response_format", "understood"),
+        (COMPLETIONS, {**PLAIN, "extension": "yarm"}, None, "did you mean 'yarn'"),
+        (COMPLETIONS, b"{", None, "not JSON"),
+        (COMPLETIONS, b'{"prompt": "\xff"}', None, "not UTF-8: its byte 12 is 0xff"),
+        (COMPLETIONS, b'{"prompt": NaN}', None, "NaN is not a number"),
+        (COMPLETIONS, b"[" * 100_000, None, "not JSON"),
+        (COMPLETIONS, b"[1]", None, "must be a JSON object"),
+        (COMPLETIONS, b'{"prompt": "\\ud800"}', None, "half a character"),
+        (CHAT, {"messages": []}, "messages", "at least one message"),
+        (CHAT, {"messages": ["hi"]}, "messages", "mapping"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "not text"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "max_tokens", "takes up to 256"),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+    ],
+)
+def test_a_mistake_is_one_sentence_in_openais_form(server, path, body, param, words):
+    answer = post(server[0], path, body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert "Fields" not in error["message"]
+    assert "\n" not in error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_a_huge_body_is_refused(server):
+    answer = post(server[0], COMPLETIONS, b'{"prompt": "' + b"x" * (100 << 20) + b'"}')
+    assert answer.status_code == 400
+    assert "more than 4 MiB" in answer.json()["error"]["message"]
+
+
+def test_what_is_not_there(server):
+    assert post(server[0], COMPLETIONS, {**PLAIN, "model": "gpt-4"}).status_code == 404
+    assert post(server[0], EMBEDDINGS, {"input": "Hello"}).status_code == 404
+    for path in ("/etc/passwd", "/page/../app.py", "/page/%2e%2e/app.py", "/v2"):
+        answer = httpx.get(server[0] + path)
+        assert answer.status_code == 404
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert httpx.get(server[0] + COMPLETIONS).status_code == 405
+
+
+def test_other_pages_and_names_are_refused(server):
+    headers = {"Content-Type": "application/json"}
+    for more in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        answer = httpx.post(server[0] + COMPLETIONS, json=PLAIN, headers=headers | more)
+        assert answer.status_code == 403
+    answer = httpx.post(server[0] + COMPLETIONS, content=json.dumps(PLAIN), headers={"Content-Type": "text/plain"})
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_a_key_is_asked_for(model):
+    with running(model, key="secret") as (address, _):
+        assert httpx.get(address + "/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            answer = httpx.post(address + COMPLETIONS, json=PLAIN, headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert httpx.get(address + "/stats").status_code == 401
+        answer = httpx.post(address + COMPLETIONS, json=PLAIN, headers={"Authorization": "Bearer secret"}, timeout=60)
+        assert answer.status_code == 200
+
+
+def test_a_full_queue_asks_to_come_again(model):
+    with running(model, max_rows=1, max_waiting=1) as (address, engine):
+        held = [engine.submit("wait", max_new_tokens=200) for _ in range(2)]
+        answer = post(address, COMPLETIONS, PLAIN)
+        assert answer.status_code == 429
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        for handle in held:
+            handle.cancel()
+        wait_for(lambda: engine.stats().waiting == engine.stats().running == 0)
+        assert post(address, COMPLETIONS, PLAIN).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_row(server, stream):
+    address, engine = server
+    before = engine.stats()
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "On", "max_tokens": 250, "temperature": 0, "stream": stream, "ignore_eos": True})
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_for(lambda: engine.stats().running)
+    wait_for(lambda: engine.stats().running == 0)
+    after = engine.stats()
+    assert after.cancelled == before.cancelled + 1
+    assert after.pages_held == before.pages_held
+
+
+def test_logits_that_are_not_finite_fail_alone(model):
+    broken = small_model()
+    with torch.no_grad():
+        broken.tokens.weight[65] = torch.nan  # of one letter
+    letter = broken.tokenizer.decode([65])
+    with running(broken) as (address, engine):
+        found = {}
+
+        def ask(name, prompt):
+            found[name] = post(address, COMPLETIONS, {**PLAIN, "prompt": prompt, "max_tokens": 40})
+
+        threads = [threading.Thread(target=ask, args=item) for item in (("bad", letter), ("good", "z"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found["bad"].status_code == 500
+        assert "finite" in found["bad"].json()["error"]["message"]
+        assert found["good"].json()["choices"][0]["text"] == phasor.generate(broken, "z", max_new_tokens=40)
+        streamed = post(address, COMPLETIONS, {**PLAIN, "prompt": letter, "stream": True})
+        events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+        assert events[-1]["error"]["type"] == "server_error"
+        assert engine.stats().failed == 2
+
+
+def test_metrics_are_those_of_prometheus(server, client):
+    client.completions.create(model="small", prompt="Once", max_tokens=3, temperature=0)
+    text = httpx.get(server[0] + "/metrics").text
+    stats = httpx.get(server[0] + "/stats").json()
+    assert f"phasor_new_tokens_total {float(stats['new_tokens'])}" in text
+    for name in ("phasor_running", "phasor_waiting", "phasor_pages_held", "phasor_time_to_first_token_seconds_count"):
+        assert re.search(rf"^{name} [0-9.]+$", text, re.MULTILINE)
+    assert 'phasor_requests_total{route="/v1/completions",status="200"}' in text
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "stream", "leave", "nonsense", "half", "chat"]),
+        st.integers(0, 5),
+        st.integers(1, 12),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(ACTIONS)
+def test_whatever_clients_do_others_get_their_answers(server, model, actions):
+    address, engine = server
+    host, port = address.removeprefix("http://").split(":")
+    wrong = []
+
+    def act(kind, which, count):
+        body = {**PLAIN, "prompt": f"client {which}", "max_tokens": count}
+        if kind in ("leave", "half"):
+            text = json.dumps({**body, "max_tokens": 200, "stream": bool(which % 2)})
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            sent = f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(sent[: -which - 1] if kind == "half" else sent)
+                time.sleep(0.002 * count)
+            return
+        if kind == "nonsense":
+            assert post(address, COMPLETIONS, b"\x00" * count).status_code == 400
+            return
+        expected = phasor.generate(model, body["prompt"], max_new_tokens=count)
+        if kind == "chat":
+            answer = post(address, CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": count})
+            assert answer.status_code == 200
+            return
+        answer = post(address, COMPLETIONS, {**body, "stream": kind == "stream"})
+        if kind == "ask":
+            found = answer.json()["choices"][0]["text"]
+        else:
+            lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+            found = "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+            assert answer.text.endswith("data: [DONE]\n\n")
+        assert found == expected
+
+    def run(action):
+        try:
+            act(*action)
+        except BaseException as error:
+            wrong.append((action, error))
+
+    threads = [threading.Thread(target=run, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    wait_for(lambda: engine.stats().running == engine.stats().waiting == 0)
