@@ -32,10 +32,10 @@ HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safe
 
 PUBLIC = """
 ChatSession ChunkedConfig ClassifyConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DenseConfig
-DilatedConfig DistillConfig DropoutConfig EmbedConfig EmbeddingConfig EncoderConfig Engine ExpertsConfig
-FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated
-GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule LoRAConfig
-MaskedHeadConfig MeshConfig ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig
+DilatedConfig DistillConfig DropoutConfig EmbedConfig EmbeddingConfig EncoderConfig Engine ExpertsConfig FanInInitConfig
+FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated GenerationConfig
+InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule LoRAConfig MaskedHeadConfig
+MeshConfig MixtureSource ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig
 ParallelConfig PooledHeadConfig PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig Recipe
 Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens StableSchedule StridedConfig
 SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig Transformer XIELUConfig

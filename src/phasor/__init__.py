@@ -30,6 +30,7 @@ _HOMES = {
     "phasor.checkpoints": "convert exact_rotary load merge save",
     "phasor.adapters": "add_adapter disable_adapters set_adapters",
     "phasor.config.generation": "GenerationConfig SpecialTokens",
+    "phasor.config.mixture": "MixtureSource",
     "phasor.config.recipe": "DataConfig MeshConfig OptimizerConfig Recipe SaveConfig TrainConfig",
     "phasor.config.classify": "ClassifyConfig",
     "phasor.config.distill": "DistillConfig",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from phasor.config.generation import GenerationConfig as GenerationConfig
     from phasor.config.generation import SpecialTokens as SpecialTokens
     from phasor.config.lora import LoRAConfig as LoRAConfig
+    from phasor.config.mixture import MixtureSource as MixtureSource
     from phasor.config.recipe import DataConfig as DataConfig
     from phasor.config.recipe import MeshConfig as MeshConfig
     from phasor.config.recipe import OptimizerConfig as OptimizerConfig

@@ -13,6 +13,7 @@ from phasor.config.classify import ClassifyConfig
 from phasor.config.distill import DistillConfig
 from phasor.config.embed import EmbedConfig
 from phasor.config.lora import LoRAConfig
+from phasor.config.mixture import MixtureSource
 from phasor.config.model import ModelConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
@@ -31,6 +32,7 @@ class DataConfig(Config):
 
     `train` is a file or a folder; it is left out with a `format` that generates its own data ("python", "dates",
     "recall").
+    `mixture` has several sources in its place, each with the weight of its tokens.
     `train_target` is the other side of a parallel text in two files. Without `valid`, `validation_fraction` of the
     examples is held out by a hash of their text, so that no example is on both sides. `document` says what one
     document of a plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is that of
@@ -49,6 +51,7 @@ class DataConfig(Config):
     """
 
     train: str | None = None
+    mixture: tuple[MixtureSource, ...] = ()
     train_target: str | None = None
     valid: str | None = None
     valid_target: str | None = None
@@ -86,10 +89,24 @@ class DataConfig(Config):
         for name in ("train", "valid"):
             if getattr(self, f"{name}_target") is not None and getattr(self, name) is None:
                 raise ValueError(f"DataConfig.{name}_target needs DataConfig.{name}, the other side of the text")
-        if self.generates_data and (self.train or self.valid):
+        self._check_mixture()
+        if self.generates_data and (self.train or self.valid or self.mixture):
             raise ValueError(
                 f"DataConfig.format is {self.format!r}, which generates its own data: leave train and valid out"
             )
+
+    def _check_mixture(self) -> None:
+        for name in ("train", "train_target"):
+            if self.mixture and getattr(self, name) is not None:
+                raise ValueError(f"DataConfig.mixture takes the place of DataConfig.{name}: give one of them")
+        paths = [source.path for source in self.mixture]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise ValueError(f"DataConfig.mixture names {twice[0]} twice: give it a weight")
+
+    @property
+    def sources(self) -> tuple[str | None, ...]:
+        """What is trained on: the sources of the mixture, or the one; None where the format generates its data."""
+        return tuple(source.path for source in self.mixture) or (self.train,)
 
     def _check_positions(self) -> None:
         kind, to = self.positions, self.positions_to

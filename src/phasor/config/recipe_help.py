@@ -22,6 +22,7 @@ HELP = {
     "init_from": "a model folder, or a name on the Hugging Face hub, to continue from instead of random initialization",
     "out": "the run folder; a new one under runs/ if left out",
     "data.train": "training data: a file or folder, packed or not: text, .jsonl, .parquet, or .tsv with pairs",
+    "data.mixture": "several sources in its place, as a list of path and weight: [{path: a, weight: 2}, {path: b}]",
     "data.train_target": "target side of a parallel text in two files",
     "data.valid": "validation data; held out from the training data if left out",
     "data.valid_target": "target side of the validation data",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from phasor.config.recipe import DataConfig
 from phasor.config.schema import name_some, quote
-from phasor.data.sources import format_of, is_whole, json_record, lines, source_files
+from phasor.data.sources import RECORDS, format_of, is_whole, lines, records, source_files
 
 
 class Columns(NamedTuple):
@@ -61,16 +61,17 @@ def read_columns(
     """
     for file in source_files(path, config):
         kind = format_of(file, config)
-        if kind != "jsonl" and not (kind == "tsv" and names):
-            takes = "JSON lines (.jsonl) or TSV files" if names else "JSON lines (.jsonl)"
-            raise ValueError(f"{file} is read as {kind}, and {what} are read from {takes}")
-        for line in lines(file, config):
-            if line.text.strip():
-                where = f"{file}, line {line.number}"
-                if kind == "jsonl":
-                    yield Columns(json_values(json_record(line, file), where), where)
-                else:
+        if kind in RECORDS:
+            for record, where in records(file, config):
+                yield Columns(json_values(record, where), where)
+        elif kind == "tsv" and names:
+            for line in lines(file, config):
+                if line.text.strip():
+                    where = f"{file}, line {line.number}"
                     yield Columns(tsv_values(line.text, names, where), where)
+        else:
+            takes = "JSON lines (.jsonl), parquet or TSV files" if names else "JSON lines (.jsonl) or parquet files"
+            raise ValueError(f"{file} is read as {kind}, and {what} are read from {takes}")
 
 
 def json_values(record: object, where: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +39,7 @@ Progress = Callable[[str, int, int | None], None]  # what is done, how far it is
 DESCRIPTION, VALID_TEXTS = "data.json", "valid.jsonl"
 TEXT_FILES = (DESCRIPTION, VALID_TEXTS, TOKENIZER, SOURCE_TOKENIZER)  # what evaluation needs
 OWN_FILES = re.compile(rf"(train|valid)\.\d\.(tokens|ends)|{'|'.join(map(re.escape, (*TEXT_FILES, MANIFEST)))}")
-VERSION = 3
+VERSION = 4
 HASH = "[0-9a-f]" * 16  # what folders in a cache are called
 REPORT_EVERY = 1000  # examples
 
@@ -102,7 +103,7 @@ def prepare(
         folder = Path(recipe.data.cache) / hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
     if (found := open_prepared_data(folder, origin)) is not None:
         return check_fingerprint(found, recipe, fingerprint)
-    for source in (recipe.data.train, recipe.data.valid):
+    for source in (*recipe.data.sources, recipe.data.valid):
         if (left_out := describe_left_out(source, recipe.data)) is not None:
             notify(left_out)
     artifact = data_folder(folder)
@@ -121,7 +122,7 @@ def prepare(
 def check_fingerprint(prepared: PreparedData, recipe: Recipe, fingerprint: str | None) -> PreparedData:
     """The prepared data, if their fingerprint is the expected one."""
     if fingerprint is not None and prepared.fingerprint != fingerprint:
-        name = recipe.data.train or f"data.format {recipe.data.format!r}"
+        name = ", ".join(filter(None, recipe.data.sources)) or f"data.format {recipe.data.format!r}"
         raise ValueError(f"{name} gives other tokens than those the run was trained on, so it cannot be resumed")
     return prepared
 
@@ -141,10 +142,13 @@ def data_origin(recipe: Recipe) -> dict[str, Any]:
     """Everything that the tokens depend on: the fields, the files, the tokenizer."""
     data = recipe.data
     kind = examples_of(recipe)
-    unrelated = {"cache", "workers", "positions", "positions_to"} | kind.unrelated
+    unrelated = {"mixture", "cache", "workers", "positions", "positions_to"} | kind.unrelated
     fields = {name: value for name, value in data.to_dict().items() if name not in unrelated}
+    if data.mixture:  # their weights are not those of tokens
+        fields["sources"] = list(data.sources)
     paths = (data.train_target, data.valid, data.valid_target)
-    files = [*source_files(data.train, data), *(f for path in paths if path for f in source_files(path, data))]
+    files = [file for path in data.sources for file in source_files(path, data)]
+    files += [file for path in paths if path for file in source_files(path, data)]
     stats = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     given, read = given_tokenizer(recipe), (CONFIG, SPECIAL, *TOKENIZER_FILES)
     tokenizer = None if given is None else hashes([given / name for name in read if (given / name).exists()])
@@ -240,11 +244,12 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
     origin = origin | {"contents": [[*state, sha256] for state, sha256 in zip(states, hashes(files), strict=True)]}
     data, kind = recipe.data, examples_of(recipe)
     own_valid = data.valid is not None or data.format == "dates"
-    name = data.train if data.train is not None else data.format
+    name = ", ".join(filter(None, data.sources)) or data.format
 
     def read(which: Split) -> Iterable[Example]:
-        path, target = (data.train, data.train_target) if which == "train" else (data.valid, data.valid_target)
-        return kind.read(path, target, which)
+        if which == "valid":
+            return kind.read(data.valid, data.valid_target, which)
+        return itertools.chain.from_iterable(kind.read(path, data.train_target, which) for path in data.sources)
 
     plan = plan_split(lambda: with_progress(read("train"), report), data.validation_fraction, name, not own_valid)
     total, done = plan.characters, 0
@@ -259,10 +264,9 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
     report("learning the tokenizer", 0, None)
     tokenizers = tokenizers_for(kind, train_texts, plan.characters)
 
-    def everything() -> Iterator[tuple[Split, Example]]:
-        yield from split(read("train"), plan)
-        if own_valid:
-            yield from (("valid", example) for example in read("valid"))
+    parts = [split(kind.read(path, data.train_target), plan) for path in data.sources]
+    if own_valid:
+        parts.append(("valid", example) for example in read("valid"))
 
     def count_characters(characters: int) -> None:
         nonlocal done
@@ -270,7 +274,7 @@ def write(recipe: Recipe, folder: Path, origin: dict[str, Any], report: Progress
         report("tokenizing", done, total)
 
     report("tokenizing", 0, total)
-    write_tokens(kind, folder, origin, tokenizers, everything(), count_characters)
+    write_tokens(kind, folder, origin, tokenizers, parts, count_characters)
     report("tokenizing", total, total)
 
 
@@ -279,23 +283,25 @@ def write_tokens(
     folder: Path,
     origin: dict[str, Any],
     tokenizers: Tokenizers,
-    examples: Iterator[tuple[Split, Example]],
+    parts: Iterable[Iterator[tuple[Split, Example]]],
     count_characters: Callable[[int], None],
 ) -> None:
-    """The files of both splits, the tokenizers, and what has to be known to read them."""
+    """The files of both splits, of one source after another, the tokenizers, and what has to be known to read them."""
     vocab_size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
     skipped = 0
     splits: tuple[Split, Split] = ("train", "valid")
     with ExitStack() as stack:
         writers = {name: stack.enter_context(TokenWriter(folder, name, kind.sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
-        for side, example, tokens in encode_examples(examples, tokenizers, kind, count_characters):
-            if not kind.keeps(example, tokens):
-                skipped += 1
-                continue
-            writers[side].add(tokens, len(example[-1].encode("utf-8", "replace")))
-            if side == "valid":
-                texts.write(json.dumps(example, ensure_ascii=False) + "\n")
+        for part in parts:
+            for side, example, tokens in encode_examples(part, tokenizers, kind, count_characters):
+                if not kind.keeps(example, tokens):
+                    skipped += 1
+                    continue
+                writers[side].add(tokens, len(example[-1].encode("utf-8", "replace")))
+                if side == "valid":
+                    texts.write(json.dumps(example, ensure_ascii=False) + "\n")
+            writers["train"].end_source()
     for side, writer in writers.items():
         if writer.examples == 0:
             nothing = f"nothing is left to {'train on' if side == 'train' else 'validate with'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,8 @@ class TokenStore:
     """The examples of one split, mapped: `store[i]` is the tokens of an example, an array for each of its sides.
 
     Documents have one side, pairs two. `lengths` is `[examples, sides]`; `text_bytes` is how many bytes of UTF-8 the
-    texts of the last side had, for metrics that do not depend on a tokenizer. `sha256` is that of all examples.
+    texts of the last side had, for metrics that do not depend on a tokenizer. `sha256` is that of all examples, and
+    `sources` are the numbers of examples of one source after another.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,11 +32,13 @@ class TokenStore:
         sizes: list[int] = description["tokens"]
         self.count, self.text_bytes = int(description["examples"]), int(description["text_bytes"])
         self.sha256 = str(description["sha256"])
+        self.sources: list[int] = description["sources"]
         self.tokens = [
             map_file(file_of(folder, name, s, "tokens"), description["dtype"], n) for s, n in enumerate(sizes)
         ]
         self.ends = [map_file(file_of(folder, name, s, "ends"), "<i8", self.count + 1) for s in range(len(sizes))]
         self.lengths: NDArray[np.int64] = np.stack([np.diff(ends) for ends in self.ends], axis=1)
+        self.every = self.ends[0]  # where all examples of the files begin and end
         reach = [(int(ends[0]), int(ends[-1])) for ends in self.ends]
         if reach != [(0, n) for n in sizes] or (self.lengths < 0).any():
             raise ValueError(f"the examples of {name} do not end where its tokens do")
@@ -45,8 +49,15 @@ class TokenStore:
     def __getitem__(self, index: int) -> tuple[NDArray[np.integer], ...]:
         if not 0 <= index < self.count:
             raise IndexError(f"the example {index} is not one of {self.count}")
-        sides = zip(self.tokens, self.ends, strict=True)
-        return tuple(tokens[ends[index] : ends[index + 1]] for tokens, ends in sides)
+        sides = zip(self.tokens, self.ends, self.lengths[index], strict=True)
+        return tuple(tokens[ends[index] : ends[index] + length] for tokens, ends, length in sides)
+
+    def select(self, examples: NDArray[np.int64]) -> Self:
+        """A store of these examples of this one, in this order; one may come more than once."""
+        other = copy.copy(self)
+        other.count, other.lengths = len(examples), self.lengths[examples]
+        other.ends = [ends[examples] for ends in self.ends]
+        return other
 
 
 class TokenWriter:
@@ -55,6 +66,7 @@ class TokenWriter:
     def __init__(self, folder: Path, name: str, sides: int, vocab_size: int) -> None:
         self.dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
         self.examples = self.text_bytes = 0
+        self.sources: list[int] = []
         self.tokens = [0] * sides
         self.digest = hashlib.sha256()
         self.stack = ExitStack()
@@ -80,10 +92,14 @@ class TokenWriter:
         self.examples += 1
         self.text_bytes += text_bytes
 
+    def end_source(self) -> None:
+        """The examples since the last call are those of a source."""
+        self.sources.append(self.examples - sum(self.sources))
+
     def describe(self) -> dict[str, Any]:
         """What has to be known to read the files."""
         sizes = {"examples": self.examples, "tokens": self.tokens, "text_bytes": self.text_bytes}
-        return {**sizes, "dtype": self.dtype, "sha256": self.digest.hexdigest()}
+        return {**sizes, "sources": self.sources, "dtype": self.dtype, "sha256": self.digest.hexdigest()}
 
 
 def file_of(folder: Path, name: str, side: int, kind: str) -> Path:

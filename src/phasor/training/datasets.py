@@ -10,6 +10,7 @@ from phasor.checkpoints.runs import DATA
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
+from phasor.data.mixture import SourceShare, describe_mixture, mix
 from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared_data, prepare
 from phasor.data.tokenizers import SpecialIds
 from phasor.files import replace_link
@@ -38,6 +39,7 @@ class Datasets:
     special: SpecialIds
     source_tokenizer: Any = None
     skipped: int = 0  # pairs that are longer than the recipe allows
+    mixture: tuple[SourceShare, ...] = ()  # what an epoch has of each source
     fingerprint: str = ""  # a hash of all tokens
     longest: int | None = None  # tokens of the longest sequence that is trained on, where that is known
     labels: tuple[str, ...] = ()  # of a classifier
@@ -62,7 +64,10 @@ def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprin
             place.unlink(missing_ok=True)
             run.marker.claim(DATA, link=str(prepared.folder.resolve()))
             replace_link(place, prepared.folder)
-    return build_datasets(recipe, prepared)
+    datasets = build_datasets(recipe, prepared)
+    for line in describe_mixture(datasets.mixture):
+        run.notify(line)
+    return datasets
 
 
 def follow_datasets(recipe: Recipe, run: RunFolder, fingerprint: str) -> Datasets:
@@ -90,7 +95,10 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
             **options,
         )
 
-    train = batches(prepared.train, training=True)
+    store, shares = prepared.train, list[SourceShare]()
+    if recipe.data.mixture:
+        store, shares = mix(prepared.train, prepared.train.sources, recipe.data.mixture)
+    train = batches(store, training=True)
     return Datasets(
         tokenizer=prepared.tokenizer,
         source_tokenizer=None if shared else prepared.source_tokenizer,
@@ -98,10 +106,11 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
         train=train,
         valid=batches(prepared.valid),
         skipped=prepared.skipped,
+        mixture=tuple(shares),
         fingerprint=prepared.fingerprint,
         longest=train.longest,
         labels=tuple(prepared.summary.get("labels", ())),
-        sizes=(split_size(prepared.train), split_size(prepared.valid)),
+        sizes=(split_size(store), split_size(prepared.valid)),
     )
 
 
