@@ -223,9 +223,10 @@ class Engine:
         for handle in new:
             self._handles[handle] = None
             self._scheduler.waiting.append(handle.rows[0])
-        for handle in [handle for handle in self._handles if handle.cancelled]:
-            self._stats.cancelled += 1
-            self._end(handle, clear=True)
+        with torch.inference_mode():
+            for handle in [handle for handle in self._handles if handle.cancelled]:
+                self._stats.cancelled += 1
+                self._end(handle, clear=True)
         self._update_stats()
 
     def _run(self, batch: EngineBatch) -> None:

@@ -50,8 +50,12 @@ class Scheduler:
         self.set_back = 0  # how often a row was
 
     def admit(self) -> None:
-        """Begin waiting rows while there is room for them."""
-        while self.waiting and self.cache.free:
+        """Begin waiting rows while there is room for them, and as long as others leave some of a chunk to read.
+
+        Those that begin later find what is read now, where their prompts begin alike.
+        """
+        reading = sum(row.pending for row in self.running if self.reads_prompt(row))
+        while self.waiting and self.cache.free and reading < self.chunk:
             row, handle = self.waiting[0], self.waiting[0].handle
             request = handle.request
             lengths = request.planned_lengths([row.state.prompt])
@@ -59,12 +63,14 @@ class Scheduler:
             if self.share_prefixes:
                 found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
                 handle.cached_tokens = max(handle.cached_tokens, found if not row.state.new else 0)
-            spare = len(self.running)  # a page for the next tokens of each of the others
+            # What the others are reading, and a page for the next tokens of each of them.
+            spare = -(-reading // self.cache.page_size) + len(self.running)
             if not self.cache.room_for(row.cached, row.pending, spare) and self.running:
                 self.cache.release(row.cached)
                 row.cached = None
                 return
             self.running.append(self.waiting.popleft())
+            reading += row.pending
 
     def shareable(self, row: EngineRow) -> list[int]:
         """The tokens whose keys and values are the same bits for all rows that begin with them."""
