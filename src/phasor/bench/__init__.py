@@ -37,6 +37,7 @@ STUDIES = {
     "decode-schemes": "a decoding step with every position scheme beside rotary, over a long cache",
     "latent": "latent attention: decoding steps and training beside the limit, torch's paths and transformers",
     "decode-cpu": "greedy decoding on a CPU beside transformers' generate, and the cost of a token by length",
+    "serving": "many requests at once: the engine beside one after the other, static batches and transformers",
     "quantized": "greedy decoding on a CPU with 8-bit and 4-bit weights beside transformers and CTranslate2",
     "loading": "loading a sharded checkpoint: time and peak memory beside transformers",
     "stream": "reading one long text in chunks through a sliding-window cache beside transformers",

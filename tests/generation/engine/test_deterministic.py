@@ -42,7 +42,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated delta": {"scheme": "none", "attention": "gated-delta"},
     "longrope": {"scheme": "rotary-longrope"},
     "encoder-decoder": {"scheme": "t5", "shape": "encoder-decoder"},
-    "awkward widths": {"scheme": "rotary", "dim": 36, "head_dim": 6, "num_heads": 6, "num_kv_heads": 3, "hidden_dim": 53},
+    "awkward widths": {
+        "scheme": "rotary",
+        "dim": 36,
+        "head_dim": 6,
+        "num_heads": 6,
+        "num_kv_heads": 3,
+        "hidden_dim": 53,
+    },
 }
 
 

@@ -201,11 +201,15 @@ class Engine:
 
     def step(self) -> bool:
         """Read the next tokens of all rows, and choose new ones; whether there is anything left to do."""
+        with eval_mode(self.model):
+            return self._step()
+
+    def _step(self) -> bool:
         with self._stepping:
             self._take_new()
             if not self._handles:
                 return False
-            with eval_mode(self.model), torch.inference_mode():
+            with torch.inference_mode():
                 self._scheduler.admit()
                 for batch in self._scheduler.prompt_batches():
                     self._run(batch)
@@ -322,10 +326,12 @@ class Engine:
 
     def _loop(self) -> None:
         while not self._closed:
-            if not self.step():
-                with self._work:
-                    if not self._new and not self._closed:
-                        self._work.wait()
+            with eval_mode(self.model):
+                while not self._closed and self._step():
+                    pass
+            with self._work:
+                if not self._new and not self._closed:
+                    self._work.wait()
 
     def advance(self) -> bool:
         """Do a step where no thread runs the engine; whether this one did."""

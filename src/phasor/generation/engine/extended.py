@@ -40,5 +40,5 @@ class ExtendedModels:
             if extension is None:
                 return self.model
         if extension not in self.models:
-            self.models[extension] = swap_config(self.model, self.model.config.with_extension(extension))
+            self.models[extension] = swap_config(self.model, self.model.config.with_extension(extension)).eval()
         return self.models[extension]
