@@ -85,7 +85,9 @@ def test_every_study_checks_and_times(name: str) -> None:
     assert name in KEYS
 
 
-@pytest.mark.parametrize("name", sorted(set(KEYS) - {"host", "linear-attention", "decode-schemes", "latent", "lora"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(KEYS) - {"host", "linear-attention", "decode-schemes", "latent", "lora", "serving"})
+)
 def test_keys_are_those_of_earlier_results(name: str) -> None:
     file = Path(__file__).parents[2] / "benchmarks" / "results" / f"{RESULTS.get(name, name)}.json"
     earlier = json.loads(file.read_text())

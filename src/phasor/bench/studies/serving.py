@@ -1,9 +1,8 @@
-"""Many requests at once: the engine beside one request after the other, static batches and transformers' continuous
-batching.
+"""Many requests at once: the engine beside single requests, static batches and transformers' continuous batching.
 
-Prompts, numbers of new tokens and arrivals are drawn with a seed. The engine has to give the tokens of `generate` before
-anything is timed. Then requests arrive at a share of the rate that the engine reached, and the times to the first token
-and between tokens are those of their callers.
+Prompts, numbers of new tokens and arrivals are drawn with a seed. The engine has to give the tokens of `generate`
+before anything is timed. Then requests arrive at a share of the rate that the engine reached, and the times to the
+first token and between tokens are those of their callers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from phasor.transformer import Transformer
 class ServingSettings(Config):
     """Requests, how many at once, the ranges of their tokens, and arrivals at a share of the rate that was reached.
 
-    `static` are sizes of batches that begin and end together. `one_by_one` are how many requests are timed alone.
+    `static` are sizes of batches that begin and end together. `sequential` are how many requests are timed alone.
     """
 
     requests: int = 256
@@ -39,7 +38,7 @@ class ServingSettings(Config):
     prompt: tuple[int, int] = (16, 1024)
     new: tuple[int, int] = (16, 512)
     static: tuple[int, ...] = (64, 128, 256)
-    one_by_one: int = 8
+    sequential: int = 8
     checked: int = 8
     share: float = 0.8
     seed: int = 0
@@ -56,9 +55,9 @@ class ServingSettings(Config):
 
 
 GPU = ServingSettings()
-CPU = ServingSettings(requests=32, at_once=16, prompt=(16, 96), new=(16, 64), static=(16,), one_by_one=32, checked=2)
+CPU = ServingSettings(requests=32, at_once=16, prompt=(16, 96), new=(16, 64), static=(16,), sequential=32, checked=2)
 TINY = ServingSettings(
-    requests=6, at_once=3, prompt=(2, 9), new=(2, 6), static=(3,), one_by_one=2, checked=6, peer=False
+    requests=6, at_once=3, prompt=(2, 9), new=(2, 6), static=(3,), sequential=2, checked=6, peer=False
 )
 
 
@@ -83,8 +82,8 @@ def run(study: Study) -> None:
         "tokens in": sum(len(request.prompt) for request in requests),
         "tokens out": sum(request.new for request in requests),
     }
-    some = requests[: settings.one_by_one]
-    time_requests(study, "one after the other", some, lambda: [alone(model, request) for request in some])
+    some = requests[: settings.sequential]
+    time_requests(study, "sequential", some, lambda: [alone(model, request) for request in some])
     for size in settings.static:
         time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size))
     for deterministic in (False, True) if settings.deterministic else (False,):
