@@ -22,6 +22,7 @@ from phasor.config.text_files import from_json, read_text
 from phasor.config.yaml_text import from_yaml
 
 RECIPE_BYTES = 1 << 20
+LoggerName = Literal["tensorboard", "wandb", "trackio"]
 
 MAX_WORKERS, MAX_VOCAB_SIZE = 256, 1 << 24
 GENERATED = ("python", "dates", "recall")  # formats that need no files
@@ -321,6 +322,7 @@ class Recipe(Config):
     classify: ClassifyConfig = ClassifyConfig()
     embed: EmbedConfig = EmbedConfig()
     distill: DistillConfig = DistillConfig()
+    loggers: tuple[LoggerName, ...] = ("tensorboard",)
     init_from: str | None = None
     out: str | None = None
 

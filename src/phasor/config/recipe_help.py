@@ -20,6 +20,7 @@ GROUPS = {
 HELP = {
     "task": "objective: next tokens, translation, masked tokens, labels, embeddings, or what a teacher predicts",
     "init_from": "a model folder, or a name on the Hugging Face hub, to continue from instead of random initialization",
+    "loggers": "where metrics go besides metrics.jsonl, separated by commas: tensorboard, wandb, trackio",
     "out": "the run folder; a new one under runs/ if left out",
     "data.train": "training data: a file or folder, packed or not: text, .jsonl, .parquet, or .tsv with pairs",
     "data.mixture": "several sources in its place, as a list of path and weight: [{path: a, weight: 2}, {path: b}]",

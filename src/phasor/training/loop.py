@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from phasor.training.build import build_model, check_model, outline_model, rebui
 from phasor.training.checks import check_device, check_recipe
 from phasor.training.datasets import Datasets, follow_datasets, load_datasets
 from phasor.training.follower import FollowerRunFolder, SilentProgress
+from phasor.training.loggers import Logger, loggers_of
 from phasor.training.progress import RunSummary, StepReport, TrainingProgress
 from phasor.training.result import Status, TrainingResult
 from phasor.training.resume import check_same, check_steps_left, comparable, fixed_fields, is_restarted, shared_state
@@ -58,13 +59,15 @@ def train(
     *,
     overwrite: bool = False,
     dry_run: bool = False,
+    loggers: Sequence[Logger] = (),
 ) -> TrainingResult:
     """Train what a recipe describes, and leave a run folder: recipe, metrics, checkpoints, a plot and the model.
 
     The folder is new, empty, or a run's own. With `resume` a run continues from its newest whole checkpoint, and its
     weights become, bit by bit, those of a run that was never stopped; on a GPU that takes `train.deterministic`. With
     `overwrite` a run that is there is deleted when the new one begins. `dry_run` prepares everything, reports it to
-    `progress.on_start` and leaves nothing. Ctrl-C and SIGTERM save a checkpoint and end the run.
+    `progress.on_start` and leaves nothing. Ctrl-C and SIGTERM save a checkpoint and end the run. `loggers` get the
+    metrics besides those of the recipe.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -88,12 +91,18 @@ def train(
         if processes.restarts and is_restarted(recipe, processes):
             resume, overwrite = True, False
         return train_as(
-            processes, recipe, resume, progress if processes.is_first else SilentProgress(), overwrite, dry_run
+            processes, recipe, resume, progress if processes.is_first else SilentProgress(), overwrite, dry_run, loggers
         )
 
 
 def train_as(
-    processes: Processes, recipe: Recipe, resume: bool, progress: TrainingProgress, overwrite: bool, dry_run: bool
+    processes: Processes,
+    recipe: Recipe,
+    resume: bool,
+    progress: TrainingProgress,
+    overwrite: bool,
+    dry_run: bool,
+    loggers: Sequence[Logger],
 ) -> TrainingResult:
     """Train as one of some processes: the first one owns the run folder and prepares the data, the others follow."""
     device = resolve_device(recipe.train.device)
@@ -104,6 +113,8 @@ def train_as(
     run_folder = (RunFolder if processes.is_first else FollowerRunFolder)(
         folder, recipe, resume=resume, overwrite=overwrite
     )
+    if processes.is_first:
+        run_folder.loggers.loggers += loggers_of(recipe, loggers, progress.on_message)
     exact = deterministic_algorithms(recipe.train.deterministic)
     joined = processes if isinstance(processes, JoinedProcesses) else None
     stop_signal = StopSignal() if joined is None else SharedStopSignal()

@@ -7,9 +7,6 @@ import json
 import math
 import os
 import secrets
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,17 +31,22 @@ from phasor.checkpoints.runs import (
     is_marker_part,
 )
 from phasor.checkpoints.tensors import TensorSource, fingerprint_model
-from phasor.config.recipe import Recipe
-from phasor.config.schema import name_some, shorten
+from phasor.config.recipe import LoggerName, Recipe
+from phasor.config.schema import name_some
 from phasor.files import remove, write_errors
 from phasor.manifest import MANIFEST, DamagedError, files_below
+from phasor.training.loggers.base import LoggedRun
+from phasor.training.loggers.guarded import GuardedLoggers
+from phasor.training.loggers.tensorboard import EVENTS
+from phasor.training.loggers.wandb import WANDB
 from phasor.training.state import Notify, describe_changes, remove_checkpoints
 from phasor.transformer import Transformer
 
 RUNS = Path("runs")
-METRICS, EVENTS, SAMPLES, PLOT = "metrics.jsonl", "events", "samples.txt", "loss.png"
+METRICS, SAMPLES, PLOT = "metrics.jsonl", "samples.txt", "loss.png"
 FILES = (LOCK, RECIPE, METRICS, SAMPLES, PLOT, MANIFEST)
-FOLDERS = (DATA, TOKENIZER_FOLDER, CHECKPOINTS, EVENTS, MODEL)
+FOLDERS = (DATA, TOKENIZER_FOLDER, CHECKPOINTS, EVENTS, WANDB, MODEL)
+LOGGER_FOLDERS: dict[LoggerName, str] = {"tensorboard": EVENTS, "wandb": WANDB}
 FIRST_NAMES = (DATA, TOKENIZER_FOLDER, RECIPE, LOCK)  # what there may be before the first step
 
 
@@ -80,8 +82,8 @@ class RunFolder:
         self.checkpoints, self.events = folder / CHECKPOINTS, folder / EVENTS
         self.metrics_file, self.recipe_file = folder / METRICS, folder / RECIPE
         self.metrics_stream: Any = None
-        self.writer: Any = None
-        self.thread_errors, self.held = contextlib.ExitStack(), contextlib.ExitStack()
+        self.loggers = GuardedLoggers((), lambda message: self.notify(message))
+        self.held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         found = self.check_folder()
@@ -172,7 +174,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close_writer()
+        if self.metrics_stream is not None:
+            self.loggers.finish()
         with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
             if self.metrics_stream is not None:
                 self.metrics_stream.close()
@@ -257,12 +260,15 @@ class RunFolder:
         self.write_text(METRICS, kept)
         self.claim(CHECKPOINTS)
         self.metrics_stream = self.metrics_file.open("a", encoding="utf-8")
-        self.open_writer(step)
+        for logger in self.recipe.loggers:
+            if logger in LOGGER_FOLDERS:
+                self.claim(LOGGER_FOLDERS[logger])
+        self.loggers.on_start(LoggedRun(self.path, self.recipe, step))
 
     def remove_run(self) -> None:
         """Delete what an earlier run in this folder has trained."""
         self.marker.record_checkpoint(None)
-        for name in (METRICS, SAMPLES, PLOT, MODEL):
+        for name in (METRICS, SAMPLES, PLOT, WANDB, MODEL):
             if name in self.marker.names:
                 remove(self.path / name)
         for file in self.events.glob("events.out.tfevents.*") if EVENTS in self.marker.names else ():
@@ -280,43 +286,13 @@ class RunFolder:
             self.marker.add_recipe(step, self.recipe, changes)
             self.notify(f"from step {step} on the recipe is another one, as {MARKER} records: {'; '.join(changes)}")
 
-    def open_writer(self, step: int) -> None:
-        """Begin to write events for TensorBoard."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            self.notify("tensorboard is not installed, so there are no events")
-            return
-        wait_for_another_second(self.claim(EVENTS))
-        self.thread_errors.enter_context(silence_writer_threads())
-        with self.guard_writer():
-            self.writer = SummaryWriter(str(self.events), purge_step=step + 1)
-
-    @contextlib.contextmanager
-    def guard_writer(self) -> Iterator[None]:
-        """Go on without events where they cannot be written: a run does not end because of them."""
-        try:
-            yield
-        except Exception as error:  # any that TensorBoard's thread raised
-            self.writer = None
-            self.notify(f"there are no further events, since {self.events} cannot be written: {shorten(str(error))}")
-
-    def close_writer(self) -> None:
-        if self.writer is not None:
-            with self.guard_writer():
-                self.writer.close()
-        self.thread_errors.close()
-
     def log(self, step: int, **values: Any) -> None:
-        """Write a line of metrics.jsonl, and the same values as events."""
+        """Write a line of metrics.jsonl, and give its numbers to the loggers."""
         numbers = {n: x for n, x in values.items() if isinstance(x, int | float)}
         finite = {name: x if name not in numbers or math.isfinite(x) else None for name, x in values.items()}
         self.metrics_stream.write(json.dumps({"step": step, **finite}) + "\n")
         self.metrics_stream.flush()
-        if self.writer is not None:
-            with self.guard_writer():
-                for name, value in numbers.items():
-                    self.writer.add_scalar(name, value, step)
+        self.loggers.log(step, numbers)
 
     def record_checkpoint(self, step: int) -> None:
         """Note in the marker that a checkpoint was written."""
@@ -390,32 +366,6 @@ class RunFolder:
             figure.savefig(file, dpi=120, format="png")
 
 
-@contextlib.contextmanager
-def silence_writer_threads() -> Iterator[None]:
-    """Keep the threads of TensorBoard from printing their errors, which the next call of the writer raises."""
-    before = threading.excepthook
-
-    def report(given: threading.ExceptHookArgs) -> None:
-        if not type(given.thread).__module__.startswith("tensorboard."):
-            before(given)
-
-    threading.excepthook = report
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
 def is_finite(value: object) -> bool:
     """Whether something out of metrics.jsonl is a number that can be drawn; JSON has null for the others."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def wait_for_another_second(events: Path) -> None:
-    """Wait while a file of events is of the present second: TensorBoard reads them by name, in which that comes first.
-
-    >>> wait_for_another_second(Path("nowhere"))
-    """
-    seconds = {path.name.split(".")[3] for path in events.glob("events.out.tfevents.*")}
-    while f"{int(time.time()):010d}" in seconds:
-        time.sleep(0.02)
