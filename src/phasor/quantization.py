@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.hooks import calls_own_forward
+from phasor.nn.moe import Experts
 from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedEmbedding, QuantizedHead, QuantizedLinear
+from phasor.nn.quantized_experts import QuantizedStack, hold_quantized
 from phasor.ops.quantized import GROUP_SIZES
 from phasor.transformer import Transformer
 
@@ -82,7 +84,7 @@ def quantize(model: Transformer, bits: int | str = 8, *, group_size: int = 32) -
 
 
 def quantize_base(model: Transformer, quantization: Quantization) -> None:
-    """Quantize the projections of a model in place, one after another, to be frozen while adapters on it are trained.
+    """Quantize projections and experts of a model in place, to be frozen while adapters on it are trained.
 
     Head and embedding stay as they are, as in QLoRA.
 
@@ -92,8 +94,8 @@ def quantize_base(model: Transformer, quantization: Quantization) -> None:
     >>> model.decoder.blocks[0].feedforward.down
     QuantizedLinear(in_features=192, out_features=64, bias=False, bits=nf4)
     """
-    for part, name, layer in list(projections(model)):
-        setattr(part, name, QuantizedLinear(layer, quantization.quantize(layer.weight)).requires_grad_(False))
+    for name, each in base_weights(model).items():
+        each.quantize(model.get_parameter(name), quantization)
 
 
 def has_quantized_weights(model: nn.Module) -> bool:
@@ -137,24 +139,57 @@ def projections(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]
                     yield part, name, layer
 
 
-class Projection(NamedTuple):
-    """A linear layer, and where it is."""
+class BaseWeight(NamedTuple):
+    """A weight that is quantized in a frozen base: the part of the model that has it, under which name, and the part
+    that takes its place, by its name in the model. The layer is absent for matrices of experts.
+    """
 
     part: nn.Module
     name: str
-    layer: nn.Linear
+    place: str
+    layer: nn.Linear | None
+
+    def quantize(self, weight: Tensor, quantization: Quantization) -> Quantized:
+        """Put the quantized weight in its place."""
+        if self.layer is None:
+            return hold_quantized(cast(Experts, self.part), self.name, weight, quantization)
+        held = QuantizedLinear(self.layer, quantization.quantize(weight)).requires_grad_(False)
+        setattr(self.part, self.name, held)
+        return held
 
 
-def projection_names(model: Transformer) -> dict[str, Projection]:
-    """The projections whose weights can be quantized, by the names of these.
+def base_weights(model: Transformer) -> dict[str, BaseWeight]:
+    """The weights of a model that a frozen base can have quantized: projections of blocks, and routed experts.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
-    >>> list(projection_names(model))[0]
+    >>> list(base_weights(model))[0]
     'decoder.blocks.0.attention.qkv.weight'
     """
     names = {module: name for name, module in model.named_modules()}
-    return {f"{names[each[0]]}.{each[1]}.weight": Projection(*each) for each in projections(model)}
+    places = {f"{names[part]}.{name}": (part, name, layer) for part, name, layer in projections(model)}
+    found = {f"{place}.weight": BaseWeight(part, name, place, layer) for place, (part, name, layer) in places.items()}
+    for experts, path in names.items():
+        if type(experts) is Experts and experts.first_expert is None and calls_own_forward(experts):
+            found |= {f"{path}.{name}": BaseWeight(experts, name, f"{path}.{name}", None) for name in ("up", "down")}
+    return found
+
+
+def unquantized_weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's tensors by name, with an empty tensor on the meta device for each weight that is quantized.
+
+    >>> layer = QuantizedLinear(nn.Linear(64, 32, bias=False))
+    >>> {name: weight.shape for name, weight in unquantized_weights(nn.Sequential(layer)).items()}
+    {'0.weight': torch.Size([32, 64])}
+    """
+    found = dict(model.state_dict())
+    for place, part in model.named_modules():
+        if isinstance(part, Quantized):
+            for name in part.FIXED:
+                found.pop(f"{place}.{name}", None)
+            name = place if isinstance(part, QuantizedStack) else f"{place}.weight"
+            found[name] = torch.empty(part.full_shape, device="meta")
+    return found
 
 
 def output_weight(model: Transformer) -> Tensor | None:

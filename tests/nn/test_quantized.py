@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import phasor
 from phasor.nn.quantized import Quantization, QuantizedLinear
+from phasor.nn.quantized_experts import QuantizedStack
 from phasor.ops.quantized import dequantize, quantize_int4, quantize_int8, quantize_nf4
 
 KINDS = {"nf4": quantize_nf4, "int8": quantize_int8}
@@ -111,3 +112,14 @@ def test_other_bits_are_refused(bits):
     model = phasor.Transformer(phasor.preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50))
     with pytest.raises(ValueError, match='bits must be 8, 4 or "nf4"'):
         phasor.quantize(model, bits=bits)
+
+
+@pytest.mark.parametrize("bits", ["nf4", 8])
+def test_gradients_pass_through_experts(bits):
+    torch.manual_seed(0)
+    weight, ends = torch.randn(3, 6, 10), torch.tensor([2, 2, 5], dtype=torch.int32)
+    stack, x = QuantizedStack(weight, Quantization(bits)), normal(5, 6, seed=5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: stack(x, ends), (x,))
+    full, expert = dequantize(stack.frozen_matrix, torch.float64).view(3, 6, 10), [0, 0, 2, 2, 2]
+    expected = torch.stack([row @ full[e] for row, e in zip(x, expert, strict=True)])
+    torch.testing.assert_close(stack(x, ends), expected, rtol=1e-12, atol=1e-12)

@@ -20,6 +20,7 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import DenseLayer, LogitsHead
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
+from phasor.quantization import unquantized_weights
 from phasor.transformer import Transformer
 
 SplitRows = dict[str, dict[str, Tensor]]  # of layers that were fused, the rows of each part by its name
@@ -82,7 +83,7 @@ def split_rows(model: Transformer) -> SplitRows:
     """
     family = None if model.origin is None else model.origin.family
     if family in families.names():
-        weights = {name: weight for name, weight in model.state_dict().items() if not is_extra(name)}
+        weights = {name: weight for name, weight in unquantized_weights(model).items() if not is_extra(name)}
         fused = fused_modules(families.family(family), model.config, weights)
         return {
             layer: {module.name.rpartition(".")[2]: module.rows for module in modules if module.rows is not None}

@@ -11,8 +11,8 @@ from torch import Tensor
 from phasor.adapters import set_adapters
 from phasor.config.progress import Progress
 from phasor.device import check_memory
-from phasor.nn.quantized import Quantization, QuantizedEmbedding, QuantizedLinear
-from phasor.quantization import projection_names
+from phasor.nn.quantized import Quantization, QuantizedEmbedding
+from phasor.quantization import base_weights
 from phasor.transformer import Transformer
 
 
@@ -54,9 +54,9 @@ class OpenedModel:
     ) -> Transformer:
         """The model with all of its weights on a device.
 
-        With a `quantization`, each projection of its blocks is quantized when it is read.
+        With a `quantization`, each weight of a frozen base that it is for is quantized when it is read.
         """
-        chosen = {} if quantization is None else projection_names(self.model)
+        chosen = {} if quantization is None else base_weights(self.model)
         like, buffers = self.model.state_dict(), dict(self.model.named_buffers())
         total, done = sum(weight.numel() for weight in like.values()), 0
         weights: dict[str, Tensor] = {}
@@ -67,9 +67,8 @@ class OpenedModel:
             check_memory(sizes[name], device, model_size)
             weights[name] = self.read(name, device).to(device, weight.dtype if name in buffers else self.dtype)
             if name in chosen and quantization is not None:
-                layer = QuantizedLinear(chosen[name].layer, quantization.quantize(weights.pop(name)))
-                setattr(*chosen[name][:2], layer)
-                weights |= {f"{name.removesuffix('weight')}{own}": x for own, x in layer.named_buffers()}
+                held = chosen[name].quantize(weights.pop(name), quantization)
+                weights |= {f"{chosen[name].place}.{own}": x for own, x in held.named_buffers()}
             done += weight.numel()
             if progress is not None:
                 progress(done, total)

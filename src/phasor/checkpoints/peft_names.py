@@ -15,6 +15,7 @@ from phasor.models import families
 from phasor.models.layout import Assignment, expand_rules
 from phasor.models.modules import WEIGHT, experts_modules, fused_modules
 from phasor.nn.heads import LogitsHead
+from phasor.quantization import unquantized_weights
 from phasor.transformer import Transformer
 
 INNER = ".base_layer"  # of a module whose other parameter has an update too
@@ -39,7 +40,7 @@ class PeftNames:
         origin = None if model.origin is None else model.origin.family
         self.family = families.family(origin) if origin in families.names() else choose_family(model)[0]
         self.config = model.config
-        self.weights = {name: weight for name, weight in model.state_dict().items() if not is_extra(name)}
+        self.weights = {name: weight for name, weight in unquantized_weights(model).items() if not is_extra(name)}
         self.assignments = expand_rules(self.family.all_rules(self.config), self.config, self.weights)
         self.is_bare = model.config.head.kind in ("none", "pooled")
         self.targets: dict[str, Target] = {}

@@ -18,6 +18,7 @@ from phasor.nn.embedding import Embedding
 from phasor.nn.heads import LogitsHead
 from phasor.nn.lora import ExpertsLowRank, LoRA
 from phasor.nn.moe import Experts
+from phasor.nn.quantized_experts import QuantizedExperts
 from phasor.ops.cross_entropy import scale_and_softcap
 from phasor.ops.quantized import Matrix, quantized_linear
 
@@ -117,10 +118,15 @@ class LoRAExperts(Experts):
         return matrices
 
 
+class LoRAQuantizedExperts(LoRAExperts, QuantizedExperts):
+    """Routed experts over quantized matrices."""
+
+
 ADAPTED: dict[type[nn.Module], type[nn.Module]] = {
     Embedding: LoRAEmbedding,
     LogitsHead: LoRAHead,
     Experts: LoRAExperts,
+    QuantizedExperts: LoRAQuantizedExperts,
 }
 
 

@@ -114,6 +114,17 @@ class Quantized(nn.Module):
         return Int8Matrix(tensors["weight"], tensors["scales"]) if tensors["weight"].dtype == torch.int8 else None
 
     @property
+    def full_shape(self) -> torch.Size:
+        """The shape of the weight that it stands for."""
+        rows, width = self.weight.shape
+        return torch.Size((rows, width if self.weight.dtype == torch.int8 else 2 * width))
+
+    def full_weight(self) -> Tensor:
+        """The weight that it stands for, as it is multiplied by, in float32."""
+        matrix = self.matrix if self.frozen_matrix is None else self.frozen_matrix
+        return dequantize(matrix, torch.float32).view(self.full_shape)
+
+    @property
     def matrix(self) -> QuantizedMatrix:
         """The weights, for inference."""
         if self.training:
@@ -172,10 +183,6 @@ class QuantizedLinear(Quantized):
     def forward(self, x: Tensor) -> Tensor:
         frozen = self.frozen_matrix if self.training or self.nested_scales is not None else None
         return quantized_linear(x, self.matrix, self.bias) if frozen is None else frozen_linear(x, frozen, self.bias)
-
-    def full_weight(self) -> Tensor:
-        """W as it is multiplied by, `[out, in]` in float32."""
-        return dequantize(self.matrix if self.frozen_matrix is None else self.frozen_matrix, torch.float32)
 
     def extra_repr(self) -> str:
         bits = 8 if self.weight.dtype == torch.int8 else 4 if self.nested_scales is None else NF4

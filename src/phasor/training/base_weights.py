@@ -9,7 +9,9 @@ from torch import Tensor
 
 from phasor.adapters import DEFAULT, initial_magnitudes, split_rows
 from phasor.config.recipe import Recipe
-from phasor.nn.quantized import NF4, Quantization, QuantizedLinear
+from phasor.nn.quantized import NF4, Quantization, Quantized
+from phasor.nn.quantized_experts import QuantizedStack
+from phasor.ops.quantized import dequantize
 from phasor.quantization import has_quantized_weights
 from phasor.transformer import Transformer
 
@@ -31,7 +33,7 @@ def check_base(model: Transformer, recipe: Recipe) -> None:
     if not has_quantized_weights(model):
         raise ValueError(
             f"TrainConfig.base_weights {recipe.train.base_weights!r} quantizes projections of attention and of "
-            f"feed-forward networks, and {recipe.init_from} has none that can be: leave it out"
+            f"feed-forward networks and experts, and {recipe.init_from} has none that can be: leave it out"
         )
 
 
@@ -42,22 +44,20 @@ def quantize_weights(
 
     As of a model in memory, they are quantized from `dtype`, and magnitudes of DoRA are those of dequantized weights.
     """
-    held = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, QuantizedLinear)}
+    places = {name: part for name, part in model.named_modules() if isinstance(part, Quantized)}
+    held = {name if isinstance(part, QuantizedStack) else f"{name}.weight": name for name, part in places.items()}
     rows = split_rows(model)  # before the model is cut
 
     def read() -> Iterator[tuple[str, Tensor]]:
         for name, weight in weights:
-            if name.endswith(".magnitude") and f"{name.partition('.lora.')[0]}.weight" in held:
+            if name.endswith(".magnitude") and name.partition(".lora.")[0] in places:
                 continue
             if name not in held:
                 yield name, weight
                 continue
-            layer = held[name]
-            with torch.device("meta"):
-                like = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-            quantized = QuantizedLinear(like, quantization.quantize(weight.to(dtype)))
-            for own, tensor in quantized.named_buffers():
-                yield f"{name.removesuffix('weight')}{own}", tensor
-            yield from initial_magnitudes(model, DEFAULT, rows, name, quantized.full_weight())
+            matrix = quantization.quantize(weight.to(dtype).flatten(0, -2))
+            yield from zip((f"{held[name]}.{own}" for own in Quantized.FIXED), matrix, strict=False)
+            full = dequantize(matrix, torch.float32).view(weight.shape)
+            yield from initial_magnitudes(model, DEFAULT, rows, name, full)
 
     return read()
