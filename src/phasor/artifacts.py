@@ -303,6 +303,7 @@ def run_parts(folder: Path) -> Iterator[tuple[Path, Kind]]:
     except OSError:
         steps = [checkpoints]
     parts: list[tuple[Path, Kind]] = [(folder / "data", "data"), (folder / "tokenizer", "model")]
+    parts += [(folder / "reference", "data")]
     parts += [*((step, "checkpoint") for step in steps), (folder / "model", "model")]
     is_run = exists(folder / RUN_MARKER)
     for place, kind in parts:

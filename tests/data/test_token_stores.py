@@ -24,6 +24,7 @@ from phasor.config.recipe import DataConfig, Recipe
 from phasor.data import encoding
 from phasor.data import store as module
 from phasor.data.encoding import PIECE, pieces, sample_texts
+from phasor.data.examples import EXAMPLES
 from phasor.data.store import find_prepared_data, load_prepared_data, prepare
 from phasor.data.token_files import TokenStore, TokenWriter
 from phasor.data.tokenizers import SPECIALS, byte_tokenizer, is_bytes, load_tokenizer, train_tokenizer
@@ -56,7 +57,8 @@ def parallel(folder, **fields):
 @pytest.mark.parametrize("task", ["lm", "translation", "mlm"])
 def test_a_tokenizer_of_ours_changes_no_text_and_ends_it_as_the_task_does(kind, task):
     config = DataConfig(tokenizer=kind, vocab_size=320)
-    tokenizer = byte_tokenizer(task) if kind == "bytes" else train_tokenizer(TEXTS, config, task)
+    ends = EXAMPLES[task].ends
+    tokenizer = byte_tokenizer(ends) if kind == "bytes" else train_tokenizer(TEXTS, config, ends)
     assert [tokenizer.token_to_id(name) for name in SPECIALS] == [0, 1, 2, 3, 4]
     assert is_bytes(tokenizer) == (kind == "bytes")
     for text in [*TEXTS, " ελληνικά  \n\n\x00 🦊 ", ""]:
@@ -332,11 +334,11 @@ def test_long_pairs_are_refused_or_left_out(tmp_path):
     train = write_lines(tmp_path, "a.tsv", [f"{n}\t{'x' * n}" for n in range(1, 40)])
     data = DataConfig(train=train, tokenizer="bytes", validation_fraction=0.1, sequence_length=30)
     recipe = Recipe(task="translation", data=data)
-    with pytest.raises(ValueError, match=r"a pair has 31 tokens on one side, and data\.sequence_length is 30"):
+    with pytest.raises(ValueError, match=r"a pair has 31 tokens on a side, and data\.sequence_length is 30"):
         prepare(recipe, tmp_path / "data")
     prepared = prepare(recipe.replace(data=data.replace(too_long="skip")), tmp_path / "data")
     assert len(prepared.train) + len(prepared.valid) == 29
-    assert prepared.skipped == 10
+    assert prepared.left_out == ("10 pairs with more than 30 tokens on a side",)
 
 
 def test_dates_need_no_files(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Distillation: the divergence from a teacher by its formula in float64, what is refused, resuming."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_the_loss_is_that_of_hinton(temperature, alpha, top_k, tmp_path):
     datasets = datasets_of(recipe, tmp_path / "same")
     student, batch = build_model(recipe, datasets).double(), datasets.train[0]
     objective = objective_of(recipe)
-    objective.prepare(student, datasets, None, torch.device("cpu"))
+    objective.prepare(SimpleNamespace(device=torch.device("cpu")), datasets, None, print, None)
     objective.teacher = objective.teacher.double()
     found = objective.loss(student, batch)
     theirs = phasor.load(recipe.distill.teacher, dtype=torch.float64)

@@ -202,6 +202,7 @@ def write_tokenizers(model: Any, origin: Path | None, folder: Path) -> None:
             (folder / name).write_text(tokenizer.to_str(), encoding="utf-8")
     if model.chat_template is not None:
         model.chat_template.write(folder)
+        write_tokenizer_config(model.tokenizer, model.special, folder)
     if model.source_tokenizer is None:
         (folder / SOURCE_TOKENIZER).unlink(missing_ok=True)
 

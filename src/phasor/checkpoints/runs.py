@@ -20,6 +20,7 @@ from phasor.manifest import MANIFEST, DamagedError, digest
 
 MARKER, RECIPE, MODEL, CHECKPOINTS, DATA = RUN_MARKER, "recipe.json", "model", "checkpoints", "data"
 TOKENIZER_FOLDER = "tokenizer"  # the files of the tokenizer of a model that is fine-tuned
+REFERENCE = "reference"  # the log-probabilities of preferences by their reference
 KIND, VERSION = "run", 1
 BEGINNING = b'{\n  "phasor": "run",\n  "version": '  # of a marker
 VALUES = "state.json"  # of a checkpoint: everything but its tensors

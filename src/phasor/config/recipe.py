@@ -15,6 +15,7 @@ from phasor.config.embed import EmbedConfig
 from phasor.config.lora import LoRAConfig
 from phasor.config.mixture import MixtureSource
 from phasor.config.model import ModelConfig
+from phasor.config.preference import PreferenceConfig
 from phasor.config.schedules import CosineSchedule, ScheduleConfig
 from phasor.config.schema import Config, names, not_negative, positive, quote, unknown
 from phasor.config.tasks import TASKS, Task, tasks_with
@@ -25,21 +26,22 @@ RECIPE_BYTES = 1 << 20
 LoggerName = Literal["tensorboard", "wandb", "trackio"]
 
 MAX_WORKERS, MAX_VOCAB_SIZE = 256, 1 << 24
-GENERATED = ("python", "dates", "recall")  # formats that need no files
+GENERATED = ("python", "dates", "recall", "docstrings")  # formats that need no files
 
 
 class DataConfig(Config):
     """What to train on, and how it becomes tokens.
 
     `train` is a file or a folder; it is left out with a `format` that generates its own data ("python", "dates",
-    "recall").
-    `mixture` has several sources in its place, each with the weight of its tokens.
+    "recall", "docstrings"). `mixture` has several sources in its place, each with the weight of its tokens.
     `train_target` is the other side of a parallel text in two files. Without `valid`, `validation_fraction` of the
     examples is held out by a hash of their text, so that no example is on both sides. `document` says what one
     document of a plain text file is. `tokenizer` is "bytes", "bpe", "unigram" or a folder; "auto" is that of
     `init_from` where there is one, else "bpe". Another than that of `init_from` needs `replace_tokenizer`, unless it
     is a folder's. `sequence_length` is the number of tokens per row, and the most that a
-    side of a pair may have; `too_long` says what happens to longer pairs, `if_empty` to those with an empty side.
+    side of a pair or a conversation may have; `too_long` says what happens to longer ones, `if_empty` to those with an
+    empty side or turn. `chat_template` is a file, "chatml" or "plain"; without it conversations are written by the
+    template of the tokenizer's folder. `train_on` says which of their tokens are predicted.
     `positions` are "ordinary", counted from 0 in each document, or drawn anew for every document of a row, below
     `positions_to`. "skipped" (PoSE) cuts the document in two at random and moves the second part by a random distance;
     validation keeps ordinary positions. "randomized" draws and sorts as many as there are tokens. "coupled" is for
@@ -57,7 +59,7 @@ class DataConfig(Config):
     valid: str | None = None
     valid_target: str | None = None
     validation_fraction: float = 0.01
-    format: Literal["auto", "text", "jsonl", "parquet", "tsv", "python", "dates", "recall"] = "auto"
+    format: Literal["auto", "text", "jsonl", "parquet", "tsv", "python", "dates", "recall", "docstrings"] = "auto"
     document: Literal["file", "line", "paragraph"] = "file"
     field: str = "text"
     errors: Literal["strict", "replace"] = "strict"
@@ -68,8 +70,10 @@ class DataConfig(Config):
     sequence_length: int = 256
     positions: Literal["ordinary", "skipped", "randomized", "coupled"] = "ordinary"
     positions_to: int | None = None
-    too_long: Literal["refuse", "skip"] = "refuse"
+    too_long: Literal["refuse", "skip", "truncate"] = "refuse"
     if_empty: Literal["refuse", "skip"] = "refuse"
+    chat_template: str | None = None
+    train_on: Literal["replies", "all"] = "replies"
     pad_to_multiple_of: int = 1
     cache: str | None = None
     workers: int = 0
@@ -82,7 +86,7 @@ class DataConfig(Config):
             raise ValueError(f"DataConfig.workers must be at most {MAX_WORKERS}, not {self.workers}")
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"DataConfig.vocab_size must be at most {MAX_VOCAB_SIZE}, not {self.vocab_size}")
-        for name in ("train", "train_target", "valid", "valid_target", "cache", "tokenizer", "field"):
+        for name in ("train", "train_target", "valid", "valid_target", "cache", "tokenizer", "field", "chat_template"):
             if getattr(self, name) == "":
                 raise ValueError(f"DataConfig.{name} must not be empty text")
         if not 0 < self.validation_fraction < 1:
@@ -322,6 +326,7 @@ class Recipe(Config):
     classify: ClassifyConfig = ClassifyConfig()
     embed: EmbedConfig = EmbedConfig()
     distill: DistillConfig = DistillConfig()
+    preference: PreferenceConfig = PreferenceConfig()
     loggers: tuple[LoggerName, ...] = ("tensorboard",)
     init_from: str | None = None
     out: str | None = None
@@ -379,6 +384,13 @@ class Recipe(Config):
         for name in ("train_target", "valid_target"):
             if getattr(data, name) is not None and not takes.parallel:
                 raise ValueError(f"DataConfig.{name} is for translation, not for the task {self.task!r}")
+        for name in ("chat_template", "train_on"):
+            if getattr(data, name) != getattr(DataConfig(), name) and not takes.turns:
+                raise ValueError(f"DataConfig.{name} is for conversations, not for the task {self.task!r}")
+        if data.too_long == "truncate" and not takes.turns:
+            raise ValueError(f"DataConfig.too_long 'truncate' is for conversations, not for the task {self.task!r}")
+        if self.task == "preference" and data.train_on != "replies":
+            raise ValueError("DataConfig.train_on is 'replies' for preferences, which compare replies")
         if data.positions != "ordinary" and not takes.positions:
             raise ValueError(
                 f"DataConfig.positions {data.positions!r} is for rows of text, not for the task {self.task!r}"

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Task = Literal["lm", "translation", "mlm", "classify", "embed", "distill"]
+Task = Literal["lm", "translation", "mlm", "classify", "embed", "distill", "chat", "preference"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
     """What of `DataConfig` a task takes: formats that generate data, parallel files, positions given by the data.
 
-    `settings` is the field of `Recipe` that is for this task alone.
+    With `turns` its examples are the turns of conversations, as a chat template writes them. `settings` is the field of
+    `Recipe` that is for this task alone.
     """
 
     generates: tuple[str, ...] = ()
     parallel: bool = False
     positions: bool = False
+    turns: bool = False
     settings: str | None = None
 
 
@@ -28,6 +30,8 @@ TASKS: dict[Task, TaskData] = {
     "classify": TaskData(settings="classify"),
     "embed": TaskData(settings="embed"),
     "distill": TaskData(generates=("python", "recall"), positions=True, settings="distill"),
+    "chat": TaskData(generates=("docstrings",), turns=True),
+    "preference": TaskData(turns=True, settings="preference"),
 }
 
 

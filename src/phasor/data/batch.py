@@ -23,6 +23,8 @@ class Batch:
       frequencies are planned for.
     - `attention_mask`, `token_types`: of rows of one text each, True where a token is real, and which text of a pair.
     - `candidates`, `candidate_mask`: the texts that belong to a row or do not, `[B, K, S]`, and where they are real.
+    - `trained`, `reference`: of preference pairs, 1.0 where a target is of a reply, and the log-probabilities of the
+      replies by the reference `[B, D]` (0 where a row has less); `weights [B, D / 2]` then are those of pairs.
     - `source`, `source_attention_mask`: the other side of a pair `[B, S]`, and True where its tokens are real.
     - `repeated`, `whole_count`: of a share of a batch, how many rows at its end only repeat another one, and how many
       tokens are predicted in the whole batch.
@@ -46,6 +48,8 @@ class Batch:
     source: Tensor | None = None
     source_attention_mask: Tensor | None = None
     positions: Tensor | None = None
+    trained: Tensor | None = None
+    reference: Tensor | None = None
     length: int | None = None
     repeated: int = 0
     whole_count: float | None = None

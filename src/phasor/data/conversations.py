@@ -34,7 +34,7 @@ class Conversation(NamedTuple):
     where: str
 
 
-class Preference(NamedTuple):
+class PreferencePair(NamedTuple):
     """Two continuations of one prompt, of which the first is preferred, and where they stand."""
 
     prompt: list[Message]
@@ -59,7 +59,7 @@ def conversations(path: str | None, config: DataConfig, skipped: Counter[str] | 
     return read_rows(path, config, read_conversation, skipped)
 
 
-def preferences(path: str | None, config: DataConfig, skipped: Counter[str] | None = None) -> Iterator[Preference]:
+def preferences(path: str | None, config: DataConfig, skipped: Counter[str] | None = None) -> Iterator[PreferencePair]:
     """The preference pairs of a file or folder of JSON lines."""
     return read_rows(path, config, read_preference, skipped)
 
@@ -113,7 +113,7 @@ def read_conversation(record: object, where: str) -> Conversation:
     return Conversation([*system_of(record, messages), *messages], tools_of(record, where), where)
 
 
-def read_preference(record: object, where: str) -> Preference:
+def read_preference(record: object, where: str) -> PreferencePair:
     """One row as a preference; without a prompt it is what both sides begin with, as TRL finds it.
 
     >>> row = {"chosen": "Is 7 prime? Yes, it is.", "rejected": "Is 7 prime? No."}
@@ -138,7 +138,7 @@ def read_preference(record: object, where: str) -> Preference:
     for name, side in zip(("chosen", "rejected"), sides, strict=True):
         if all(message["role"] != "assistant" for message in side):
             raise BadRowError(where, f"{name!r} has no turn of the assistant")
-    return Preference([*system_of(record, asked), *asked], sides[0], sides[1], tools_of(record, where), where)
+    return PreferencePair([*system_of(record, asked), *asked], sides[0], sides[1], tools_of(record, where), where)
 
 
 def common_text(chosen: str, rejected: str) -> tuple[str | None, str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.folder import SOURCE_TOKENIZER, TOKENIZER, read_tokenizer
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.run_checkpoint import tokenizer_folder
@@ -41,11 +42,15 @@ SAMPLE = 1000  # characters that are read for each token of a new vocabulary
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizer of what a model writes, that of an encoder-decoder's source, and their special tokens."""
+    """The tokenizer of what a model writes, that of an encoder-decoder's source, and their special tokens.
+
+    Conversations also have a chat template.
+    """
 
     target: Tokenizer
     source: Tokenizer
     special: SpecialIds
+    template: ChatTemplate | None = None
 
 
 def given_tokenizer(recipe: Recipe) -> Path | None:
@@ -88,10 +93,10 @@ def tokenizers_for(kind: Examples, texts: Callable[[], Iterable[Example]], chara
             each.no_padding()
         if kind.needs_mask and special.mask is None:
             raise ValueError(f"the tokenizer of {folder} has no mask token, and masking needs one")
-        return Tokenizers(tokenizer, source, special)
+        return kind.adapt(Tokenizers(tokenizer, source, special), folder)
     if data.tokenizer == "bytes":
         tokenizer = byte_tokenizer(kind.ends)
-        return Tokenizers(tokenizer, tokenizer, SpecialIds())
+        return kind.adapt(Tokenizers(tokenizer, tokenizer, SpecialIds()), None)
     share = SAMPLE * data.vocab_size / max(1, characters)
     if kind.has_source and not data.share_vocabulary:
         source, target = (
@@ -100,7 +105,7 @@ def tokenizers_for(kind: Examples, texts: Callable[[], Iterable[Example]], chara
         )
         return Tokenizers(target, source, SpecialIds())
     tokenizer = train_tokenizer(sample_texts(map(kind.texts, texts()), share), data, kind.ends)
-    return Tokenizers(tokenizer, tokenizer, SpecialIds())
+    return kind.adapt(Tokenizers(tokenizer, tokenizer, SpecialIds()), None)
 
 
 def sample_texts(examples: Iterable[Example], share: float) -> Iterator[str]:

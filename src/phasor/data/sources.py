@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 def source_files(path: str | None, config: DataConfig) -> list[Path]:
     """The files a source is made of, in order; none where its format generates its own data."""
-    if config.format == "python":
+    if config.format in ("python", "docstrings"):
         return standard_library()
     if config.format in ("dates", "recall"):
         return []

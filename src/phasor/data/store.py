@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from phasor.artifacts import ArtifactFolder
+from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.folder import (
+    CHAT_TEMPLATE,
     CONFIG,
     SOURCE_TOKENIZER,
     SPECIAL,
+    TEMPLATES,
     TOKENIZER,
+    TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     read_json,
     write_json,
@@ -29,6 +33,7 @@ from phasor.data.encoding import Tokenizers, encode_examples, given_tokenizer, t
 from phasor.data.examples import Examples, examples_of
 from phasor.data.sources import describe_left_out, source_files
 from phasor.data.split import Example, plan_split, split
+from phasor.data.templates import end_of_turn
 from phasor.data.token_files import TokenStore as TokenStore
 from phasor.data.token_files import TokenWriter
 from phasor.data.tokenizers import SpecialIds
@@ -37,7 +42,14 @@ from phasor.manifest import MANIFEST, DamagedError, fingerprints
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how far it is, and out of how much
 DESCRIPTION, VALID_TEXTS = "data.json", "valid.jsonl"
-TEXT_FILES = (DESCRIPTION, VALID_TEXTS, TOKENIZER, SOURCE_TOKENIZER)  # what evaluation needs
+TEXT_FILES = (
+    DESCRIPTION,
+    VALID_TEXTS,
+    TOKENIZER,
+    SOURCE_TOKENIZER,
+    TOKENIZER_CONFIG,
+    CHAT_TEMPLATE,
+)  # what evaluation needs
 OWN_FILES = re.compile(rf"(train|valid)\.\d\.(tokens|ends)|{'|'.join(map(re.escape, (*TEXT_FILES, MANIFEST)))}")
 VERSION = 4
 HASH = "[0-9a-f]" * 16  # what folders in a cache are called
@@ -45,7 +57,11 @@ REPORT_EVERY = 1000  # examples
 
 
 class PreparedData(NamedTuple):
-    """What training reads: tokenizers, special tokens, and the examples of both splits."""
+    """What training reads: tokenizers, special tokens, and the examples of both splits.
+
+    `left_out` says which examples were skipped. Conversations also have a chat template and the token that ends a
+    reply, if one does.
+    """
 
     folder: Path
     tokenizer: Tokenizer
@@ -53,8 +69,10 @@ class PreparedData(NamedTuple):
     special: SpecialIds
     train: TokenStore
     valid: TokenStore
-    skipped: int
+    left_out: tuple[str, ...]
     summary: dict[str, Any]  # of the examples
+    template: ChatTemplate | None = None
+    end_of_turn: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -211,8 +229,9 @@ def read_prepared_data(folder: Path) -> PreparedData:
         source = Tokenizer.from_file(str(own)) if own.is_file() else tokenizer
         train, valid = (TokenStore(folder, name, description[name]) for name in ("train", "valid"))
         special = SpecialIds.from_dict(description["special"])
-        skipped, summary = description["skipped"], description.get("summary", {})
-        return PreparedData(folder, tokenizer, source, special, train, valid, skipped, summary)
+        left_out, summary = tuple(description["left_out"]), description["summary"]
+        template, end = ChatTemplate.read(folder), description["end_of_turn"]
+        return PreparedData(folder, tokenizer, source, special, train, valid, left_out, summary, template, end)
     except OSError:
         raise
     except Exception as error:  # of the tokenizers library, too
@@ -232,7 +251,8 @@ def holds_only_data(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     entries = list(folder.iterdir())
-    own = all(OWN_FILES.fullmatch(file.name) and file.is_file() and not file.is_symlink() for file in entries)
+    files = [file for file in entries if file.name != TEMPLATES]
+    own = all(OWN_FILES.fullmatch(file.name) and file.is_file() and not file.is_symlink() for file in files)
     return not entries or (own and (folder / MANIFEST).is_file())
 
 
@@ -288,34 +308,36 @@ def write_tokens(
 ) -> None:
     """The files of both splits, of one source after another, the tokenizers, and what has to be known to read them."""
     vocab_size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
-    skipped = 0
+    kind.skipped.clear()  # files are read more than once
     splits: tuple[Split, Split] = ("train", "valid")
     with ExitStack() as stack:
         writers = {name: stack.enter_context(TokenWriter(folder, name, kind.sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
         for part in parts:
             for side, example, tokens in encode_examples(part, tokenizers, kind, count_characters):
-                if not kind.keeps(example, tokens):
-                    skipped += 1
+                fitting = kind.fit(example, tokens)
+                if fitting is None:
                     continue
-                writers[side].add(tokens, len(example[-1].encode("utf-8", "replace")))
+                writers[side].add(fitting, len(example[-1].encode("utf-8", "replace")))
                 if side == "valid":
                     texts.write(json.dumps(example, ensure_ascii=False) + "\n")
             writers["train"].end_source()
     for side, writer in writers.items():
         if writer.examples == 0:
             nothing = f"nothing is left to {'train on' if side == 'train' else 'validate with'}"
-            most = f"{kind.left_out(skipped)} (data.sequence_length) are left out"
-            raise ValueError(f"{nothing}: {most if skipped else 'give data.valid'}")
+            skipped = ", ".join(kind.left_out())
+            raise ValueError(f"{nothing}: {f'{skipped} are left out' if skipped else 'give data.valid'}")
     tokenizers.target.save(str(folder / TOKENIZER))
     if tokenizers.source is not tokenizers.target:
         tokenizers.source.save(str(folder / SOURCE_TOKENIZER))
     described: dict[str, Any] = {name: writer.describe() for name, writer in writers.items()}
-    special = tokenizers.special.to_dict()
-    write_json(
-        folder / DESCRIPTION,
-        {"origin": origin, "special": special, "skipped": skipped, "summary": kind.summary(), **described},
-    )
+    described |= {"special": tokenizers.special.to_dict(), "left_out": kind.left_out(), "summary": kind.summary()}
+    described["end_of_turn"] = None
+    if (template := tokenizers.template) is not None:
+        template.write(folder)
+        write_json(folder / TOKENIZER_CONFIG, dict(template.special))
+        described["end_of_turn"] = end_of_turn(template, tokenizers.target)
+    write_json(folder / DESCRIPTION, {"origin": origin, **described})
 
 
 def with_progress(examples: Iterable[Example], report: Progress) -> Iterator[Example]:

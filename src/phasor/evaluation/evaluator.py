@@ -110,6 +110,11 @@ def encode_to_store(trained: TrainedRun, examples: Iterable[Example], folder: Pa
     kept: list[Example] = []
     with TokenWriter(folder, "texts", kind.sides, size) as writer:
         for _, example, tokens in encode_examples((("valid", e) for e in examples), tokenizers, kind):
+            if TASKS[trained.recipe.task].turns:
+                fitting = kind.fit(example, tokens)
+                if fitting is None:
+                    continue
+                tokens = fitting
             writer.add(tokens, len(example[-1].encode("utf-8", "replace")))
             if len(example) > 1:  # documents may be long, and nothing asks for their text
                 kept.append(example)

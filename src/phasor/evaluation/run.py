@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.folder import CONFIG
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.open_model import open_model
@@ -47,7 +48,8 @@ class TrainedRun:
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides and their special tokens."""
         source = self.model.source_tokenizer
-        return Tokenizers(self.model.tokenizer, self.model.tokenizer if source is None else source, self.special)
+        target = self.model.tokenizer
+        return Tokenizers(target, target if source is None else source, self.special, self.model.chat_template)
 
     @property
     def device(self) -> torch.device:
@@ -92,6 +94,7 @@ def open_run(
         why = "" if place.name == MODEL else f", since the data of {folder} are no longer in {folder / DATA}"
         raise ValueError(f"{place} has no tokenizer{why}")
     special = special_of(model.tokenizer, place) if prepared is None else prepared.special
+    model.chat_template = ChatTemplate.read(place) if prepared is None else prepared.template
     return TrainedRun(folder, recipe, model, special, place.name, processes or Processes())
 
 

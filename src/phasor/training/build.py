@@ -16,6 +16,7 @@ from phasor.checkpoints import load
 from phasor.checkpoints.folder import QUANTIZATION
 from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import open_folder, read_config
+from phasor.checkpoints.resize import grow_rows, grow_vocabulary
 from phasor.checkpoints.swap_positions import carry_over
 from phasor.config import ModelConfig
 from phasor.config.generation import SpecialTokens
@@ -165,8 +166,17 @@ def build_model(recipe: Recipe, datasets: Datasets) -> Transformer:
     model = Transformer(config)
     special, start = datasets.special, datasets.special.start if config.shape == "encoder-decoder" else None
     model.special = SpecialTokens(stop=(special.eos,), start=start, bos=special.bos, pad=special.pad)
-    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     choose_weights(model, recipe, None)
+    return adopt_tokens(model, datasets)
+
+
+def adopt_tokens(model: Transformer, datasets: Datasets) -> Transformer:
+    """The model with its data's tokenizers and chat template; the token that ends a reply stops it first of all."""
+    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
+    model.chat_template, end = datasets.template, datasets.end_of_turn
+    if end is not None:
+        others = (token for token in model.special.stop if token != end)
+        model.special = model.special.replace(stop=(end, *others))
     return model
 
 
@@ -212,9 +222,9 @@ def outline_model(
         return model, fresh_weights(model.config, recipe.train.seed) if state is None else ()
     with open_folder(recipe.init_from, base_dtype(recipe), verify=verify) as opened:
         model, new = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
-    weights: Iterable[tuple[str, Tensor]] = chain(
-        read_weights(recipe.init_from, {*model.state_dict()} - {*new}), new.items()
-    )
+    shapes = {name: x.shape for name, x in model.state_dict().items()}
+    read = read_weights(recipe.init_from, {*shapes} - {*new})
+    weights = chain(((name, grow_rows(x, shapes[name])) for name, x in read), new.items())
     quantization = base_quantization(recipe)
     if quantization is not None:
         quantize_base(model, quantization)
@@ -253,9 +263,8 @@ def rebuild_model(recipe: Recipe, datasets: Datasets, state: TrainingState) -> T
     check_config(config, recipe, datasets.tokenizer.get_vocab_size())
     model = Transformer(record_length(config, datasets))
     take_values(model, state)
-    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
     choose_weights(model, recipe, state)
-    return model
+    return adopt_tokens(model, datasets)
 
 
 def take_values(model: Transformer, state: TrainingState) -> None:
@@ -274,9 +283,18 @@ def record_length(config: ModelConfig, datasets: Datasets, trained: int = 0) -> 
 def fit_model(source: Transformer, recipe: Recipe, datasets: Datasets) -> tuple[Transformer, dict[str, Tensor]]:
     """The model of `init_from` with what the recipe changes of it that its weights still fit, and its data's tokens.
 
-    Also the weights of a head that is trained in place of another, by name: drawn from the recipe's seed.
+    Its vocabulary grows by the tokens that a chat template adds. Also the weights of a head that is trained in place of
+    another, by name: drawn from the recipe's seed.
     """
     family = None if source.origin is None else source.origin.family
+    known, size = source.config.vocab_size, datasets.tokenizer.get_vocab_size()
+    if datasets.template is not None and size > known:
+        if recipe.lora is not None:
+            raise ValueError(
+                f"the chat template needs {size - known} tokens that {recipe.init_from} does not have, and an adapter "
+                "leaves the vocabulary of its base as it is: give a template whose tokens it has, or leave lora out"
+            )
+        source = grow_vocabulary(source, size)
     config = ModelConfig.from_dict(merge(source.config.to_dict(), recipe.model))
     config = objective_of(recipe).with_head(config, datasets.labels, family if family in families.names() else None)
     check_config(config, recipe, *vocabulary_sizes(datasets))
@@ -296,8 +314,7 @@ def fit_model(source: Transformer, recipe: Recipe, datasets: Datasets) -> tuple[
         model.load_state_dict(weights | {name: x.to(source.tokens.dtype) for name, x in new.items()}, assign=True)
         carry_over(source, model)
         model.newly_initialized = (*source.newly_initialized, *new)
-    model.tokenizer, model.source_tokenizer = datasets.tokenizer, datasets.source_tokenizer
-    return model, new
+    return adopt_tokens(model, datasets), new
 
 
 def of_head(name: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.runs import DATA
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
@@ -38,8 +39,10 @@ class Datasets:
     valid: EpochBatches
     special: SpecialIds
     source_tokenizer: Any = None
-    skipped: int = 0  # pairs that are longer than the recipe allows
+    left_out: tuple[str, ...] = ()  # examples that are skipped, in words
     mixture: tuple[SourceShare, ...] = ()  # what an epoch has of each source
+    template: ChatTemplate | None = None
+    end_of_turn: int | None = None  # the token with which a reply ends
     fingerprint: str = ""  # a hash of all tokens
     longest: int | None = None  # tokens of the longest sequence that is trained on, where that is known
     labels: tuple[str, ...] = ()  # of a classifier
@@ -105,8 +108,10 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
         special=prepared.special,
         train=train,
         valid=batches(prepared.valid),
-        skipped=prepared.skipped,
+        left_out=prepared.left_out,
         mixture=tuple(shares),
+        template=prepared.template,
+        end_of_turn=prepared.end_of_turn,
         fingerprint=prepared.fingerprint,
         longest=train.longest,
         labels=tuple(prepared.summary.get("labels", ())),

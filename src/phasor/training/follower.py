@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 from phasor.checkpoints.tensors import TensorSource, shard_sources
@@ -55,6 +57,9 @@ class FollowerRunFolder(RunFolder):
         pass
 
     def keep_tokenizer(self, model: Transformer) -> None:
+        pass
+
+    def write_folder(self, name: str, write: Callable[[Path], None]) -> None:
         pass
 
     def finish(self, model: Transformer, sample: str | None, sources: list[TensorSource] | None = None) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from phasor.checkpoints.adapter_folder import describe_adapter
 from phasor.checkpoints.runs import checkpoint_name
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
-from phasor.data.examples import examples_of
 from phasor.data.prefetch import StepBatches
 from phasor.device import deterministic_algorithms, resolve_device
 from phasor.parallel.processes import JoinedProcesses, Processes, join_processes
@@ -127,8 +127,8 @@ def train_as(
         state = shared_state(run, processes) if resume else None
         fingerprint = None if state is None else state.values["fixed"]["tokens"]
         datasets = shared_datasets(run, processes, progress, fingerprint)
-        if datasets.skipped:
-            run.notify(f"{examples_of(recipe).left_out(datasets.skipped)} are left out")
+        for skipped in datasets.left_out:
+            run.notify(f"{skipped} are left out")
         if joined is not None:
             model, weights = outline_model(recipe, datasets, state, verify=joined.is_first)
         else:
@@ -141,7 +141,8 @@ def train_as(
             if joined is None
             else ShardedTrainer(model, recipe, steps, joined, stop, weights)
         )
-        trainer.objective.prepare(trainer.model, datasets, run, device)
+        start = None if state is None else partial(build_model, recipe, datasets)
+        trainer.objective.prepare(trainer, datasets, run, progress.on_prepare, start)
         training = TrainingLoop(trainer, datasets, run, stop, progress, processes)
         if state is not None:
             training.restore(state)
@@ -328,7 +329,7 @@ class TrainingLoop:
             speed = round(report.tokens_per_second, 1)
             self.logged = self.tokens, seconds - self.paused
             values = {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}
-            self.folder.log(self.step, **values, tokens=self.tokens, tokens_per_second=speed)
+            self.folder.log(self.step, **values, **result.metrics, tokens=self.tokens, tokens_per_second=speed)
 
     def is_stale(self) -> bool:
         """Whether as many evaluations as `train.patience` allows have found no lower validation loss."""

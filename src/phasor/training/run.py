@@ -7,6 +7,7 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from phasor.checkpoints.runs import (
     MARKER,
     MODEL,
     RECIPE,
+    REFERENCE,
     TOKENIZER_FOLDER,
     RunMarker,
     entries,
@@ -45,9 +47,9 @@ from phasor.transformer import Transformer
 RUNS = Path("runs")
 METRICS, SAMPLES, PLOT = "metrics.jsonl", "samples.txt", "loss.png"
 FILES = (LOCK, RECIPE, METRICS, SAMPLES, PLOT, MANIFEST)
-FOLDERS = (DATA, TOKENIZER_FOLDER, CHECKPOINTS, EVENTS, WANDB, MODEL)
+FOLDERS = (DATA, TOKENIZER_FOLDER, REFERENCE, CHECKPOINTS, EVENTS, WANDB, MODEL)
 LOGGER_FOLDERS: dict[LoggerName, str] = {"tensorboard": EVENTS, "wandb": WANDB}
-FIRST_NAMES = (DATA, TOKENIZER_FOLDER, RECIPE, LOCK)  # what there may be before the first step
+FIRST_NAMES = (DATA, TOKENIZER_FOLDER, REFERENCE, RECIPE, LOCK)  # what there may be before the first step
 
 
 def choose_run_folder(recipe: Recipe, resume: bool) -> Path:
@@ -322,13 +324,21 @@ class RunFolder:
         return lines
 
     def keep_tokenizer(self, model: Transformer) -> None:
-        """Copy the files about the tokenizer of a model that is fine-tuned, so that its folder is not needed again."""
-        if model.origin is not None:
+        """Keep the files about the tokenizer of a model that is fine-tuned or has a chat template.
+
+        So the folder that it comes from is not needed again.
+        """
+        if model.origin is not None or model.chat_template is not None:
             place = self.claim(TOKENIZER_FOLDER)
             if others := sorted({*files_below(place)} - listed_files(place, set())):
                 raise ValueError(f"{place} holds what no run wrote ({name_some(others, 5)}): move that away")
             with ArtifactFolder(place, "model").replace() as staged:
-                write_tokenizers(model, model.origin.folder, staged)
+                write_tokenizers(model, None if model.origin is None else model.origin.folder, staged)
+
+    def write_folder(self, name: str, write: Callable[[Path], None]) -> None:
+        """Write data of the run, which replace those that it had under this name."""
+        with ArtifactFolder(self.claim(name), "data").replace() as staged:
+            write(staged)
 
     def finish(self, model: Transformer, sample: str | None, sources: list[TensorSource] | None = None) -> None:
         """Write the model's folder and the sample; `sources` make the weights where the model does not hold them."""

@@ -77,6 +77,7 @@ class ShardedTrainer(Trainer):
         """As of one process; the loss and the norms are those of all."""
         self.model.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
+        metrics = torch.zeros(len(self.objective.metrics), device=self.device)
         for part, batch in enumerate(batches):
             if part > 0:
                 self.seed(step, part)
@@ -93,14 +94,17 @@ class ShardedTrainer(Trainer):
                 )
             loss.backward()
             total += loss.detach()
+            if self.objective.measured is not None:
+                metrics += self.objective.measured * (batch.weights.sum() / max(count, 1.0))
         self.shards.take_gradients()
         gradients = [gradient_of(self.shards.parts[name]) for name in self.names]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
         stopping = torch.full((1,), float(self.stop.signal is not None), device=self.device)
         squares = norms.square() / self.copies  # several processes have the same gradients
-        loss, *_, stopping = sums = self.processes.sum(torch.cat((total[None], squares, stopping)))
-        norms = sums[1:-1].sqrt()
-        return torch.cat((loss[None], norms.norm()[None], norms, stopping[None]))
+        sums = self.processes.sum(torch.cat((total[None], squares, metrics, stopping)))
+        loss, squares, others = sums[:1], sums[1 : 1 + len(squares)], sums[1 + len(squares) :]
+        norms = squares.sqrt()
+        return torch.cat((loss, norms.norm()[None], norms, others))
 
     @torch.no_grad()
     def validation_loss(self, batches: Iterable[Batch], stopped: Callable[[], bool]) -> float | None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,17 +48,18 @@ class StepResult:
     lr: float
     not_finite: tuple[str, ...] = ()
     stop: bool = False  # whether a signal asks one of several processes to stop
+    metrics: dict[str, float] = field(default_factory=dict)  # what the objective measures besides
 
 
 class StepHandle:
     """An optimizer step that a device may still be busy with.
 
-    `stats` are its loss, the norm of its gradients, that of each of them, and with several processes whether one of
-    them was asked to stop.
+    `stats` are its loss, the norm of its gradients, that of each of them, the metrics of the objective, and with
+    several processes whether one of them was asked to stop.
     """
 
-    def __init__(self, stats: Tensor, lr: float, names: Sequence[str]) -> None:
-        self.lr, self.names = lr, names
+    def __init__(self, stats: Tensor, lr: float, names: Sequence[str], metrics: Sequence[str] = ()) -> None:
+        self.lr, self.names, self.metrics = lr, names, metrics
         self.stats = stats.to("cpu", non_blocking=True)
         self.done = torch.cuda.Event() if stats.is_cuda else None
         if self.done is not None:
@@ -69,9 +70,10 @@ class StepHandle:
         if self.done is not None:
             self.done.synchronize()
         loss, grad_norm, *rest = self.stats.tolist()
-        norms, stop = rest[: len(self.names)], any(rest[len(self.names) :])
+        norms, others = rest[: len(self.names)], rest[len(self.names) :]
+        metrics, stop = dict(zip(self.metrics, others, strict=False)), any(others[len(self.metrics) :])
         if math.isfinite(loss) and math.isfinite(grad_norm):
-            return StepResult(loss, grad_norm, self.lr, stop=stop)
+            return StepResult(loss, grad_norm, self.lr, stop=stop, metrics=metrics)
         wrong = [] if math.isfinite(loss) else ["the loss"]
         wrong += [f"the gradient of {name}" for name, n in zip(self.names, norms, strict=True) if not math.isfinite(n)]
         return StepResult(loss, grad_norm, self.lr, tuple(wrong) or ("the norm of all gradients",), stop)
@@ -135,7 +137,7 @@ class Trainer:
         stats = self.compute_step(step, batches, count) if self.graphs is None else self.graphs(batches[0])
         if self.ema is not None:
             self.ema.update(self.weights, stats[:2].isfinite().all())
-        return StepHandle(stats, lr, self.names)
+        return StepHandle(stats, lr, self.names, self.objective.metrics)
 
     def compute_step(self, step: int, batches: Sequence[Batch], count: float) -> Tensor:
         """What the device does in a step, and its statistics: all of it can be captured in a CUDA graph."""
@@ -148,16 +150,20 @@ class Trainer:
         """The loss of a step, the norm of all its gradients, and that of each; the host does not wait for them."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
+        metrics = torch.zeros(len(self.objective.metrics), device=self.device)
         for part, batch in enumerate(batches):
             if part > 0:
                 self.seed(step, part)
             loss = self.loss(batch)
+            share = batch.weights.sum() / max(count, 1.0) if len(batches) > 1 else 1.0
             if len(batches) > 1:
-                loss = loss * (batch.weights.sum() / max(count, 1.0))
+                loss = loss * share
             loss.backward()
             total += loss.detach()
+            if self.objective.measured is not None:
+                metrics += self.objective.measured * share
         norms = torch.stack(torch._foreach_norm([gradient_of(weight) for weight in self.parameters.values()]))
-        return torch.cat((total[None], norms.norm()[None], norms))
+        return torch.cat((total[None], norms.norm()[None], norms, metrics))
 
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a batch that training minimizes."""

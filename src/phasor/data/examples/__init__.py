@@ -3,9 +3,11 @@
 from phasor.config.recipe import Recipe
 from phasor.config.tasks import Task
 from phasor.data.examples.base import Examples as Examples
+from phasor.data.examples.chat import Conversations
 from phasor.data.examples.documents import Documents, MaskedDocuments
 from phasor.data.examples.labeled import Labeled
 from phasor.data.examples.pairs import ParallelTexts
+from phasor.data.examples.preferences import PreferencePairs
 from phasor.data.examples.similar import SimilarTexts
 
 EXAMPLES: dict[Task, type[Examples]] = {
@@ -15,6 +17,8 @@ EXAMPLES: dict[Task, type[Examples]] = {
     "classify": Labeled,
     "embed": SimilarTexts,
     "distill": Documents,
+    "chat": Conversations,
+    "preference": PreferencePairs,
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from phasor.config import ModelConfig
@@ -44,6 +46,7 @@ class Examples:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.skipped: Counter[str] = Counter()  # examples that are left out, by their reasons
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         """The examples of a source, each as texts; a mistake is a `ValueError` with its file and line."""
@@ -52,6 +55,10 @@ class Examples:
     def texts(self, example: Example) -> tuple[str, ...]:
         """The texts that a new tokenizer learns from."""
         return example
+
+    def adapt(self, tokenizers: Tokenizers, folder: Path | None) -> Tokenizers:
+        """The tokenizers with what the task needs besides; they are new, or those of a folder."""
+        return tokenizers
 
     def encode(self, examples: Sequence[Example], tokenizers: Tokenizers, report: Report) -> Iterable[tuple[Any, ...]]:
         """The tokens of examples, an array for each side; `report` is told of characters that are encoded."""
@@ -85,16 +92,19 @@ class Examples:
         """What the tokens depend on besides `DataConfig`, the files and the tokenizer, as JSON."""
         return {}
 
-    def keeps(self, example: Example, tokens: tuple[Tokens, ...]) -> bool:
-        """Whether an example is short enough; a longer one is refused unless such are skipped."""
+    def fit(self, example: Example, tokens: tuple[Tokens, ...]) -> tuple[Tokens, ...] | None:
+        """The tokens of an example that is short enough; None for a longer one, refused unless such are skipped."""
         length, data = self.length(tokens), self.recipe.data
-        if length > data.sequence_length and data.too_long == "refuse":
+        if length <= data.sequence_length:
+            return tokens
+        if data.too_long == "refuse":
             raise ValueError(
                 f"{where_of(example)}a {self.unit} has {length} {self.measured}, and data.sequence_length is "
                 f"{data.sequence_length} (data.too_long 'skip' leaves such {self.unit}s out): {quote(example[0])}"
             )
-        return length <= data.sequence_length
+        self.skipped[f"with more than {data.sequence_length} {self.measured}"] += 1
+        return None
 
-    def left_out(self, count: int) -> str:
-        """Examples that are skipped, in words."""
-        return f"{count} {self.unit}s with more than {self.recipe.data.sequence_length} {self.measured}"
+    def left_out(self) -> list[str]:
+        """The examples that are skipped, in words."""
+        return [f"{count} {self.unit}s {reason}" for reason, count in sorted(self.skipped.items())]

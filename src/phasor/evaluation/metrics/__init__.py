@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from phasor.config.tasks import Task
+from phasor.evaluation.metrics.chat import chat_metrics
 from phasor.evaluation.metrics.classification import classification_metrics
 from phasor.evaluation.metrics.embedding import embedding_metrics
 from phasor.evaluation.metrics.language import language_metrics, masked_metrics
+from phasor.evaluation.metrics.preference import preference_metrics
 from phasor.evaluation.metrics.texts import EncodedTexts
 from phasor.evaluation.metrics.translation import translation_metrics
 from phasor.evaluation.run import TrainedRun
@@ -19,4 +21,6 @@ METRICS: dict[Task, Callable[[TrainedRun, EncodedTexts, int, Progress], dict[str
     "classify": classification_metrics,
     "embed": embedding_metrics,
     "distill": language_metrics,
+    "chat": chat_metrics,
+    "preference": preference_metrics,
 }

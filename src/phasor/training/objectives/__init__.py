@@ -3,11 +3,13 @@
 from phasor.config.recipe import Recipe
 from phasor.config.tasks import Task
 from phasor.training.objectives.base import Objective as Objective
+from phasor.training.objectives.chat import Chat
 from phasor.training.objectives.classification import Classification
 from phasor.training.objectives.distillation import Distillation
 from phasor.training.objectives.embedding import ContrastiveEmbedding
 from phasor.training.objectives.language import LanguageModeling
 from phasor.training.objectives.masked import MaskedModeling
+from phasor.training.objectives.preference import Preference
 from phasor.training.objectives.translation import Translation
 
 OBJECTIVES: dict[Task, type[Objective]] = {
@@ -17,6 +19,8 @@ OBJECTIVES: dict[Task, type[Objective]] = {
     "classify": Classification,
     "embed": ContrastiveEmbedding,
     "distill": Distillation,
+    "chat": Chat,
+    "preference": Preference,
 }
 
 

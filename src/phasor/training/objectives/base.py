@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from phasor.config import ModelConfig
 from phasor.config.model import Shape
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
+from phasor.data.store import Progress
 from phasor.nn.heads import BALANCE_WEIGHT
 from phasor.nn.moe import balance_of, mixtures_of, routed_tokens
 from phasor.nn.record import Record
@@ -20,6 +21,10 @@ from phasor.transformer import Transformer
 if TYPE_CHECKING:
     from phasor.training.datasets import Datasets
     from phasor.training.run import RunFolder
+    from phasor.training.trainer import Trainer
+
+
+Start = Callable[[], Transformer]  # builds a model as a run began with it
 
 
 class Objective:
@@ -27,17 +32,20 @@ class Objective:
 
     A subclass states the `shapes` of models it trains, the first of which is that of a fresh one, and computes
     `mean_loss`. With `varied_batches` nearly every batch has another shape. The loss of tokens that are cut over a
-    mesh's axes `context` and `tensor` needs `cuts_tokens`: `mean_loss` then takes its `share` of each row.
-    With `reads_other_rows` a forward has more rows than the tokens of a batch.
+    mesh's axes `context` and `tensor` needs `cuts_tokens`: `mean_loss` then takes its `share` of each row. With
+    `reads_other_rows` a forward has more rows than the tokens of a batch. Where there are `metrics`, `mean_loss` leaves
+    their values in `measured`, means as the loss is.
     """
 
     shapes: ClassVar[tuple[Shape, ...]] = ()
     varied_batches: ClassVar[bool] = False
     cuts_tokens: ClassVar[bool] = False
     reads_other_rows: ClassVar[bool] = False
+    metrics: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.measured: Tensor | None = None  # [metrics]
 
     def head(self, given: ModelConfig | None, labels: tuple[str, ...] = ()) -> dict[str, Any]:
         """Fields of the head of a fresh model, below those of the recipe; `given` is its preset, if it names one."""
@@ -60,8 +68,13 @@ class Objective:
         """What besides the recipe's own fields may not change in a run that is resumed, as JSON."""
         return {}
 
-    def prepare(self, model: Transformer, datasets: Datasets, run: RunFolder, device: torch.device) -> None:
-        """What the loss needs besides the model, before the first step, also of a run that is resumed."""
+    def prepare(
+        self, trainer: Trainer, datasets: Datasets, run: RunFolder, progress: Progress, start: Start | None
+    ) -> None:
+        """What the loss needs besides the model, before the first step, also of a run that is resumed.
+
+        The trainer's model then is not as it was at first: `start` builds that.
+        """
 
     def mean_loss(
         self,

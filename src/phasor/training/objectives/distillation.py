@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,19 @@ from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.tensors import fingerprint_model
 from phasor.config.distill import DistillConfig
 from phasor.data.batch import Batch
+from phasor.data.store import Progress
 from phasor.nn.heads import head_loss
 from phasor.nn.norm import at_least_float32
 from phasor.nn.record import Record
 from phasor.parallel.tokens import ALL_TOKENS, TokenShare
 from phasor.training.datasets import Datasets
+from phasor.training.objectives.base import Start
 from phasor.training.objectives.language import LanguageModeling
 from phasor.training.run import RunFolder
 from phasor.transformer import Transformer
+
+if TYPE_CHECKING:
+    from phasor.training.trainer import Trainer
 
 CHUNK = 1024  # tokens whose logits are held at a time
 
@@ -34,9 +39,11 @@ class Distillation(LanguageModeling):
 
     cuts_tokens = False
 
-    def prepare(self, model: Transformer, datasets: Datasets, run: RunFolder, device: torch.device) -> None:
+    def prepare(
+        self, trainer: Trainer, datasets: Datasets, run: RunFolder, progress: Progress, start: Start | None
+    ) -> None:
         folder = str(self.recipe.distill.teacher)
-        teacher = load(folder, device)
+        teacher = load(folder, trainer.device)
         if teacher.config.shape != "decoder" or not teacher.config.has_logits:
             raise ValueError(f"the teacher {folder} is not a decoder with logits over a vocabulary")
         if teacher.tokenizer is None or teacher.tokenizer.get_vocab() != datasets.tokenizer.get_vocab():
