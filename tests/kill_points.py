@@ -30,6 +30,13 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": "lm",
         "model": MODEL | {"feedforward": {"experts": {"num_experts": 3, "top_k": 2}}},
     },
+    "chat": {"task": "chat", "model": MODEL | {"position": "rotary"}},
+    "preference": {"task": "preference", "model": MODEL | {"position": "rotary"}, "preference": {"beta": 0.5}},
+}
+DATA: dict[str, dict[str, Any]] = {  # what differs from a text with a document per line
+    "translation": {"train": "pairs.tsv"},
+    "chat": {"train": "replies.jsonl", "chat_template": "plain"},
+    "preference": {"train": "replies.jsonl", "chat_template": "plain"},
 }
 WATCHED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.chmod"}
 
@@ -37,14 +44,17 @@ WATCHED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink
 def write_texts(folder: Path) -> None:
     (folder / "lines.txt").write_text("".join(f"{line}\n" for line in LINES))
     (folder / "pairs.tsv").write_text("".join(f"{line}\t{line[::-1]}\n" for line in LINES))
+    with (folder / "replies.jsonl").open("w") as file:
+        for line in LINES:
+            prompt, _, reply = line.rpartition(" ")
+            sides = {"completion": f" {reply}", "chosen": f" {reply}", "rejected": " six"}
+            file.write(json.dumps({"prompt": prompt, **sides}) + "\n")
 
 
 def recipe(task: str, folder: Path, out: str) -> Recipe:
     """Four steps, each with a checkpoint, evaluated twice, with averaged weights."""
-    file = "pairs.tsv" if task == "translation" else "lines.txt"
-    data: dict[str, Any] = {"train": str(folder / file), "tokenizer": "bytes", "sequence_length": 48}
-    if task != "translation":
-        data["document"] = "line"
+    own = DATA.get(task, {"train": "lines.txt", "document": "line"})
+    data = {"tokenizer": "bytes", "sequence_length": 48} | own | {"train": str(folder / own["train"])}
     return Recipe.from_dict(
         TASKS[task]
         | {

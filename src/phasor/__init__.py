@@ -36,6 +36,7 @@ _HOMES = {
     "phasor.config.distill": "DistillConfig",
     "phasor.config.embed": "EmbedConfig",
     "phasor.config.lora": "LoRAConfig",
+    "phasor.config.preference": "PreferenceConfig",
     "phasor.config.schedules": "ConstantSchedule CosineSchedule InverseSqrtSchedule LinearSchedule StableSchedule",
     "phasor.generation": "ChatSession Generated chat generate stream",
     "phasor.generation.engine": "Engine",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from phasor.config.generation import SpecialTokens as SpecialTokens
     from phasor.config.lora import LoRAConfig as LoRAConfig
     from phasor.config.mixture import MixtureSource as MixtureSource
+    from phasor.config.preference import PreferenceConfig as PreferenceConfig
     from phasor.config.recipe import DataConfig as DataConfig
     from phasor.config.recipe import MeshConfig as MeshConfig
     from phasor.config.recipe import OptimizerConfig as OptimizerConfig

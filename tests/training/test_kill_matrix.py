@@ -25,7 +25,8 @@ def start(made: Any, resume: bool, point: int | None, report: Path) -> int | Non
 def contents(folder: Path) -> dict[str, Any]:
     """What has to be the same in a run that was never killed: every tensor, token and metric, and nothing besides."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    same = [*folder.glob("model/*"), *folder.glob("checkpoints/*/*.safetensors"), *folder.glob("data/*.tokens")]
+    kept = ("model/*", "checkpoints/*/*.safetensors", "data/*.tokens", "reference/*.safetensors")
+    same = [file for pattern in kept for file in folder.glob(pattern)]
     return {
         "metrics": [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines],
         "files": {str(file.relative_to(folder)): file.read_bytes() for file in same},

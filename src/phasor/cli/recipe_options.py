@@ -29,6 +29,7 @@ RECORDS = {  # how the checks of a recipe name its parts
     "ClassifyConfig": "classify",
     "EmbedConfig": "embed",
     "DistillConfig": "distill",
+    "PreferenceConfig": "preference",
     "Recipe": "",
     "ScheduleConfig": "schedule",
     **{kind.__name__: "schedule" for kind in ScheduleConfig.kinds.values()},

@@ -224,7 +224,7 @@ def outline_model(
         model, new = fit_model(opened.model.to(base_dtype(recipe)), recipe, datasets)
     shapes = {name: x.shape for name, x in model.state_dict().items()}
     read = read_weights(recipe.init_from, {*shapes} - {*new})
-    weights = chain(((name, grow_rows(x, shapes[name])) for name, x in read), new.items())
+    weights: Iterable[tuple[str, Tensor]] = chain(((name, grow_rows(x, shapes[name])) for name, x in read), new.items())
     quantization = base_quantization(recipe)
     if quantization is not None:
         quantize_base(model, quantization)
