@@ -59,6 +59,8 @@ def quantize(model: Transformer, bits: int | str = 8, *, group_size: int = 32) -
         raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, not {quote(group_size)}")
     if has_quantized_weights(model):
         raise ValueError("the weights of this model are quantized already")
+    if model.adapters:
+        raise ValueError("a model with adapters is quantized when they are merged into its weights (phasor.merge)")
     quantization = Quantization(bits, group_size)
     table = None if bits == NF4 else output_weight(model)
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))

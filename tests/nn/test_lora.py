@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from phasor import ModelConfig, Transformer, preset
+from phasor import ModelConfig, Transformer, generate, preset, quantize
 from phasor.adapters import adaptable_layers, add_adapter, disable_adapters, merge_adapters, set_adapters
 from phasor.config.lora import LoRAConfig
+from phasor.generation.runners.fused import fused_step_why_not
 from phasor.nn.adapted import adapt, adapters_of, effective_weight, strip_adapters
 from phasor.nn.lora import LoRA, LowRank
+from phasor.ops import dispatch
 
 ROWS = torch.tensor([5, 0, 3]), torch.tensor([1, 6])  # of seven: two have no update
 
@@ -99,7 +101,9 @@ def test_dropout_acts_on_the_update_alone():
 
 
 MODELS = {
-    "grouped": ModelConfig(vocab_size=40, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, position="rotary"),
+    "grouped": ModelConfig(
+        vocab_size=40, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, position="rotary", norm="rmsnorm"
+    ),
     "gated": preset("llama-2", vocab_size=40, dim=32, num_heads=4, num_layers=2, attention={"output_gate": True}),
     "tied": preset("gpt-2", vocab_size=40, dim=32, num_heads=4, num_layers=2, max_length=32),
     "masked": preset("roformer", vocab_size=40, dim=32, num_heads=4, num_layers=2, max_length=32),
@@ -162,6 +166,35 @@ def test_a_cache_equals_the_full_forward(name):
     cache = model.new_cache(2, 7)
     steps = [model(tokens[:, i : i + 1], cache=cache) for i in range(7)]
     torch.testing.assert_close(torch.cat(steps, 1), model(tokens))
+
+
+@pytest.mark.parametrize("name", ["grouped", "experts", "pairs"])
+def test_compiled_blocks_compute_the_same(name):
+    model = build(name)
+    adapt_all(model)
+    expected = call(model)
+    model.compile(backend="aot_eager")
+    torch.testing.assert_close(call(model), expected)
+    set_adapters(model, {"default": 0.5})
+    assert not torch.allclose(call(model), expected)
+
+
+def test_generation_is_that_of_the_merged_model():
+    model = build("grouped").float()
+    adapt_all(model)
+    found = generate(model, [1, 2, 3], max_new_tokens=12)
+    base = generate(build("grouped").float(), [1, 2, 3], max_new_tokens=12)
+    merge_adapters(model)
+    assert found == generate(model, [1, 2, 3], max_new_tokens=12) != base
+
+
+def test_the_fused_step_and_quantization_take_no_adapters():
+    model = build("grouped").float()
+    with dispatch.force_path("triton"):
+        add_adapter(model, LoRAConfig())
+        assert fused_step_why_not(model) == "a part of the model was replaced"
+    with pytest.raises(ValueError, match="is quantized when they are merged"):
+        quantize(model)
 
 
 def test_a_fresh_adapter_changes_nothing():

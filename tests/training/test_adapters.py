@@ -273,6 +273,14 @@ def test_a_base_that_changed_is_refused_by_its_hash(place):
     assert phasor.load(copy, adapter=place / "on changed", verify=False).adapters
 
 
+def test_recomputed_activations_give_the_same_bits(place):
+    for name, recomputed in (("kept", False), ("recomputed", True)):
+        options = {"steps": 3, "device": "cpu", "batch_tokens": 64, "activation_checkpointing": recomputed}
+        run(place, name, lora={"rank": 2, "kind": "dora", "targets": ["attention", "head"]}, train=options)
+    kept, recomputed = (load_file(place / name / "model/adapter.safetensors") for name in ("kept", "recomputed"))
+    assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
+
+
 def test_patterns_freeze_weights(place):
     recipe = fields(place, "frozen", lora=None)
     recipe["train"]["freeze"] = ["tokens.*", "*.attention.*"]

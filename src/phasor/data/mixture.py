@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ def mix(
     """
     ends = np.cumsum([0, *counts])
     lengths = store.lengths.sum(axis=1)
-    tokens = [int(lengths[a:b].sum()) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    tokens = [int(lengths[a:b].sum()) for a, b in pairwise(ends)]
     for source, count in zip(sources, tokens, strict=True):
         if count == 0:
             raise ValueError(f"data.mixture: nothing of {source.path} is left to train on")
@@ -87,7 +88,7 @@ def describe_mixture(shares: Sequence[SourceShare]) -> list[str]:
     """
     total = sum(share.epoch_tokens for share in shares)
     return [
-        f"{one.path}: {one.examples:,} examples, {one.tokens:,} tokens; {one.epoch_examples / one.examples:.2f} times in "
-        f"an epoch, {one.epoch_tokens / total:.1%} of its tokens".replace("%", " %")
+        f"{one.path}: {one.examples:,} examples, {one.tokens:,} tokens; {one.epoch_examples / one.examples:.2f} times "
+        f"in an epoch, {one.epoch_tokens / total:.1%} of its tokens".replace("%", " %")
         for one in shares
     ]
