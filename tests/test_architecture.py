@@ -32,15 +32,16 @@ HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safe
 
 PUBLIC = """
 ChatSession ChunkedConfig ClassifyConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DenseConfig
-DilatedConfig DistillConfig DropoutConfig EmbedConfig EmbeddingConfig EncoderConfig Engine ExpertsConfig FanInInitConfig
-FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated GenerationConfig
-InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule LoRAConfig MaskedHeadConfig
-MeshConfig MixtureSource ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig OutputConfig
-ParallelConfig PooledHeadConfig PostConfig PreConfig PreferenceConfig RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig
-Recipe Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig SpecialTokens StableSchedule StridedConfig
-SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig TrainConfig Transformer XIELUConfig
-XavierInitConfig add_adapter backends balancing_loss chat convert disable_adapters evaluate exact_rotary explain
-generate kinds load merge preset quantize save set_adapters stream train translate verify
+DilatedConfig DistillConfig DropoutConfig EmbedConfig EmbeddingConfig EncoderConfig Engine ExpertsConfig
+FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated
+GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule LoRAConfig
+MaskedHeadConfig MeshConfig MixtureSource ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
+OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig PreferenceConfig RMSNormConfig ReGLUConfig
+ReLUConfig ReLUSquaredConfig Recipe Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig
+SpecialTokens StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig
+TopKConfig TrainConfig Transformer XIELUConfig XavierInitConfig add_adapter backends balancing_loss chat convert
+disable_adapters evaluate exact_rotary explain generate kinds load merge preset quantize save set_adapters stream
+train translate verify
 """.split()  # noqa: SIM905
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from phasor import SaveConfig, load, train
-from phasor.config.mixture import MixtureSource
 from phasor.config.recipe import DataConfig, Recipe, TrainConfig
 from phasor.data.batches import Batches
 from phasor.data.mixture import MOST_REPEATS, describe_mixture, mix, repeated
@@ -118,7 +117,7 @@ def test_repeats_are_even(count, repeats):
     assert abs(found.sum() - count * repeats) <= 0.5
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -136,7 +135,7 @@ class Messages(TrainingProgress):
 
     def on_step(self, report):
         if report.step == self.stop:
-            raise Stopped
+            raise StoppedError
 
 
 def test_a_run_says_what_it_mixes_and_resumes(sources, tmp_path):
@@ -146,7 +145,7 @@ def test_a_run_says_what_it_mixes_and_resumes(sources, tmp_path):
     whole, parts = Messages(), tmp_path / "parts"
     train(chosen.replace(out=str(tmp_path / "whole")), progress=whole)
     assert sum(" times in an epoch, " in line for line in whole.before_steps) == 2
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         train(chosen.replace(out=str(parts)), progress=Messages(stop=5))
     train(chosen.replace(out=str(parts)), resume=True)
     expected, found = (load(folder).state_dict() for folder in (tmp_path / "whole", parts))
