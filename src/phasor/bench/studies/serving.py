@@ -96,7 +96,7 @@ def run(study: Study) -> None:
         row: dict[str, Any] = {"who": "transformers, continuous batching"}
         with study.noting_failure(row):
             peer = transformers_model(model)
-            row |= timed(study, requests, lambda: by_transformers(peer, requests))
+            row |= measure(study, requests, lambda: by_transformers(peer, requests))
         study.add_row(row)
 
 
@@ -162,7 +162,7 @@ def by_transformers(model: Any, requests: Sequence[Request]) -> None:
             done += manager.get_result(timeout=1.0) is not None
 
 
-def timed(study: Study, requests: Sequence[Request], call: Callable[[], object]) -> dict[str, float]:
+def measure(study: Study, requests: Sequence[Request], call: Callable[[], object]) -> dict[str, float]:
     """Seconds of a call, those of processors, and the new tokens per second."""
     gc.collect()
     began, busy = time.perf_counter(), time.process_time()
@@ -174,7 +174,7 @@ def timed(study: Study, requests: Sequence[Request], call: Callable[[], object])
 
 def time_requests(study: Study, who: str, requests: Sequence[Request], call: Callable[[], object]) -> float:
     """A row of the result; requests per second."""
-    row = timed(study, requests, call)
+    row = measure(study, requests, call)
     study.add_row({"who": who, **row})
     return len(requests) / row["seconds"]
 
