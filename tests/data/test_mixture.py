@@ -43,7 +43,7 @@ def recipe(sources, weights, **data):
 def mixed(sources, weights, tmp_path, **data):
     wanted = recipe(sources, weights, **data)
     prepared = prepare(wanted, tmp_path / "data")
-    return *mix(prepared.train, prepared.train.sources, wanted.data.mixture), prepared
+    return *mix(prepared.train, prepared.train.lengths[:, 0], prepared.train.sources, wanted.data.mixture), prepared
 
 
 def test_tokens_are_shared_by_weight(sources, tmp_path):
@@ -64,7 +64,7 @@ def test_tokens_are_shared_by_weight(sources, tmp_path):
 def test_an_epoch_has_every_example_as_often_as_it_should(sources, tmp_path):
     wanted = recipe(sources, {"a.jsonl": 4, "c": 1})
     prepared = prepare(wanted, tmp_path / "data")
-    store, shares = mix(prepared.train, prepared.train.sources, wanted.data.mixture)
+    store, shares = mix(prepared.train, prepared.train.lengths[:, 0], prepared.train.sources, wanted.data.mixture)
     batches = Batches(store, wanted, special=prepared.special, training=True)
     for epoch in range(2):
         seen = np.zeros(300, np.int64)
@@ -185,7 +185,7 @@ def test_positions_by_digits_count_in_the_whole_number(tmp_path):
         Path(tmp_path, name).write_text("".join(f"{n}+{n}={2 * n}\n" for n in numbers))
     wanted = recipe(tmp_path, {"a.txt": 1, "b.txt": 3}, document="line", positions="coupled", sequence_length=8)
     prepared = prepare(wanted, tmp_path / "data")
-    store, _ = mix(prepared.train, prepared.train.sources, wanted.data.mixture)
+    store, _ = mix(prepared.train, prepared.train.lengths[:, 0], prepared.train.sources, wanted.data.mixture)
     options = {"special": prepared.special, "tokenizer": prepared.tokenizer}
     batches = Batches(store, wanted, shuffled=False, **options)
     alone = Batches(prepared.train, wanted, shuffled=False, **options)

@@ -29,6 +29,7 @@ VERBS = {
     "generate": "continue a prompt with a model folder",
     "chat": "talk with a model in the terminal",
     "recipes": "list the recipes in the package, or print one",
+    "data": "show what a model will see of a recipe's data",
     "train": "train a model with a recipe",
     "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +27,11 @@ class SourceShare(NamedTuple):
 
 
 def mix(
-    store: TokenStore, counts: Sequence[int], sources: Sequence[MixtureSource]
+    store: TokenStore, lengths: NDArray[np.int64], counts: Sequence[int], sources: Sequence[MixtureSource]
 ) -> tuple[TokenStore, list[SourceShare]]:
     """The examples of an epoch, from a store that holds those of one source after the other; and what is of which.
+
+    `lengths` are the tokens of each example, and `counts` the examples of each source.
 
     The source with the most tokens for its weight comes once, whole. Another comes whole as often as its weight asks
     for, and of what is left of that number a part of it, always the same, comes once more.
@@ -42,13 +44,12 @@ def mix(
     ...         for tokens in ([5] * 10, [6] * 10, [7] * 4):
     ...             writer.add((np.array(tokens),), text_bytes=0)
     ...     store = TokenStore(Path(folder), "train", writer.describe())
-    >>> mixed, shares = mix(store, [2, 1], [MixtureSource(path="a"), MixtureSource(path="b")])
+    >>> mixed, shares = mix(store, store.lengths[:, 0], [2, 1], [MixtureSource(path="a"), MixtureSource(path="b")])
     >>> len(mixed), [share.epoch_tokens for share in shares]
     (7, [20, 20])
     """
     ends = np.cumsum([0, *counts])
-    lengths = store.lengths.sum(axis=1)
-    tokens = [int(lengths[a:b].sum()) for a, b in pairwise(ends)]
+    tokens = [int(lengths[a:b].sum()) for a, b in itertools.pairwise(ends)]
     for source, count in zip(sources, tokens, strict=True):
         if count == 0:
             raise ValueError(f"data.mixture: nothing of {source.path} is left to train on")
@@ -73,7 +74,7 @@ def repeated(count: int, repeats: float, key: str) -> NDArray[np.int64]:
     """The integers below `count`, each `repeats` times on average: as often as each other, or once more.
 
     >>> np.bincount(repeated(4, 2.5, "a")).tolist()
-    [2, 3, 2, 3]
+    [3, 3, 2, 2]
     """
     whole = int(repeats)
     more = Permutation(count, key).at(np.arange(round((repeats - whole) * count)))

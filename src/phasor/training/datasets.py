@@ -11,6 +11,7 @@ from phasor.checkpoints.runs import DATA
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
+from phasor.data.examples import examples_of
 from phasor.data.mixture import SourceShare, describe_mixture, mix
 from phasor.data.store import PreparedData, Progress, TokenStore, find_prepared_data, prepare
 from phasor.data.tokenizers import SpecialIds
@@ -98,9 +99,11 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
             **options,
         )
 
+    sides = list(examples_of(recipe).token_sides)
     store, shares = prepared.train, list[SourceShare]()
     if recipe.data.mixture:
-        store, shares = mix(prepared.train, prepared.train.sources, recipe.data.mixture)
+        lengths = prepared.train.lengths[:, sides].sum(axis=1)
+        store, shares = mix(prepared.train, lengths, prepared.train.sources, recipe.data.mixture)
     train = batches(store, training=True)
     return Datasets(
         tokenizer=prepared.tokenizer,
@@ -115,12 +118,13 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
         fingerprint=prepared.fingerprint,
         longest=train.longest,
         labels=tuple(prepared.summary.get("labels", ())),
-        sizes=(split_size(store), split_size(prepared.valid)),
+        sizes=(split_size(store, sides), split_size(prepared.valid, sides)),
     )
 
 
-def split_size(store: TokenStore) -> SplitSize:
-    return SplitSize(len(store), int(store.lengths.sum()))
+def split_size(store: TokenStore, sides: list[int]) -> SplitSize:
+    """The examples of a store, and the tokens of these sides of them."""
+    return SplitSize(len(store), int(store.lengths[:, sides].sum()))
 
 
 def open_own(recipe: Recipe, place: Path, fingerprint: str, notify: Notify) -> PreparedData | None:

@@ -20,6 +20,7 @@ class ParallelTexts(Examples):
     """A source as its tokenizer ends texts, and a target that begins with the token a decoder starts from."""
 
     sides = 2
+    token_sides = (0, 1)
     ends = "$A <eos>"
     has_source = True
     unrelated = frozenset()

@@ -23,6 +23,7 @@ class PreferencePairs(TemplatedExamples):
     """Two conversations that begin alike; what follows is trained."""
 
     sides = 4
+    token_sides = (0, 2)
     unit = "preference"
     measured = "tokens on a side"
 

@@ -22,6 +22,7 @@ class SimilarTexts(Examples):
     """An anchor, its positive and its negative, or no tokens where it has none; ended as the tokenizer ends texts."""
 
     sides = 3
+    token_sides = (0, 1, 2)
     ends = "<bos> $A <eos>"
     unrelated = frozenset({"share_vocabulary"})
     unit = "text"
