@@ -273,6 +273,7 @@ NAMES_SCHEMES = (
     *("models/rope.py", "models/layer_types.py", "models/family.py", "checkpoints/hf.py"),  # what families share
     *("evaluation/compare/settings.py", "evaluation/compare/questions.py", "cli/compare.py"),
     *("bench/", "inspect/kinds.py"),
+    *("inspect/audit/", "inspect/doctor/"),  # rope types of other engines, angles that are tested
     *("checkpoints/exact_rotary.py", "lab/rotary_model.py", "lab/views/"),
     *("lab/angle_errors.py", "lab/float_angles.py", "lab/two_words.py"),
 )

@@ -19,7 +19,7 @@ from phasor.nn.heads import LogitsHead
 from phasor.nn.hooks import calls_own_forward
 from phasor.nn.moe import Experts
 from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedEmbedding, QuantizedHead, QuantizedLinear
-from phasor.nn.quantized_experts import QuantizedStack, hold_quantized
+from phasor.nn.quantized_experts import QuantizedStack, quantize_stack
 from phasor.ops.quantized import GROUP_SIZES
 from phasor.transformer import Transformer
 
@@ -154,7 +154,7 @@ class BaseWeight(NamedTuple):
     def quantize(self, weight: Tensor, quantization: Quantization) -> Quantized:
         """Put the quantized weight in its place."""
         if self.layer is None:
-            return hold_quantized(cast(Experts, self.part), self.name, weight, quantization)
+            return quantize_stack(cast(Experts, self.part), self.name, weight, quantization)
         held = QuantizedLinear(self.layer, quantization.quantize(weight)).requires_grad_(False)
         setattr(self.part, self.name, held)
         return held

@@ -10,7 +10,7 @@ import torch
 from phasor import SaveConfig, load, train
 from phasor.config.recipe import DataConfig, Recipe, TrainConfig
 from phasor.data.batches import Batches
-from phasor.data.mixture import MOST_REPEATS, describe_mixture, mix, repeated
+from phasor.data.mixture import MOST_REPEATS, describe_mixture, mix, repeat_examples
 from phasor.data.store import prepare
 from phasor.training.progress import TrainingProgress
 
@@ -112,7 +112,7 @@ def test_one_source_is_that_source(sources, tmp_path):
 
 @pytest.mark.parametrize(("count", "repeats"), [(1, 1.0), (7, 1.0), (7, 2.5), (100, 3.999), (3, 1.1)])
 def test_repeats_are_even(count, repeats):
-    found = np.bincount(repeated(count, repeats, "a"), minlength=count)
+    found = np.bincount(repeat_examples(count, repeats, "a"), minlength=count)
     assert found.max() - found.min() <= 1
     assert abs(found.sum() - count * repeats) <= 0.5
 

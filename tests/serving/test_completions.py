@@ -40,12 +40,12 @@ def test_several_prompts_and_choices_are_counted_as_openai_does(client, model):
     answer = client.completions.create(model="small", prompt=prompts, n=2, max_tokens=6, temperature=1, seed=3)
     assert [choice.index for choice in answer.choices] == list(range(6))
     expected = phasor.generate(model, prompts, max_new_tokens=6, temperature=1.0, num_return_sequences=2, seed=3)
-    one_by_one = [
+    separate = [
         text
         for prompt in prompts
         for text in phasor.generate(model, prompt, max_new_tokens=6, temperature=1.0, num_return_sequences=2, seed=3)
     ]
-    assert [choice.text for choice in answer.choices] == one_by_one
+    assert [choice.text for choice in answer.choices] == separate
     assert len(expected) == 3
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from commands import CommandRunner
 
-from phasor.cli.data import marked
+from phasor.cli.data import show_trained_tokens
 from phasor.config.recipe import Recipe
 from phasor.config.tasks import TASKS
 from phasor.training.preview import Run, ShownText, preview
@@ -164,6 +164,6 @@ def test_what_is_left_out_is_counted(tmp_path):
 
 def test_marks():
     text = ShownText("document 1", 3, 1, (Run("a\x1b[2J", False), Run("b", True)))
-    assert marked(text, True, True) == "a\\x1b[2J\x1b[32mb\x1b[0m"
-    assert marked(text, True, False) == "a\\x1b[2J[[b]]"
-    assert marked(text, False, True) == "a\x1b[2J[[b]]"
+    assert show_trained_tokens(text, True, True) == "a\\x1b[2J\x1b[32mb\x1b[0m"
+    assert show_trained_tokens(text, True, False) == "a\\x1b[2J[[b]]"
+    assert show_trained_tokens(text, False, True) == "a\x1b[2J[[b]]"

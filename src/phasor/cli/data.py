@@ -72,18 +72,18 @@ def show(found: Preview) -> None:
     for number, row in enumerate(found.rows, 1):
         for text in row:
             print(f"\nrow {number}, {text.name}: {text.tokens:,} tokens, {text.trained:,} of them trained")
-            print(marked(text, sys.stdout.isatty(), "NO_COLOR" not in os.environ))
+            print(show_trained_tokens(text, sys.stdout.isatty(), "NO_COLOR" not in os.environ))
 
 
 def describe_size(size: SplitSize) -> str:
     return f"{size.examples:,} examples, {size.tokens:,} tokens"
 
 
-def marked(text: ShownText, terminal: bool, color: bool) -> str:
+def show_trained_tokens(text: ShownText, terminal: bool, color: bool) -> str:
     """A text with what is trained in color on a terminal, and in brackets elsewhere.
 
     >>> from phasor.training.preview import Run, ShownText
-    >>> marked(ShownText("document 1", 3, 1, (Run("Hi ", False), Run("you", True))), False, True)
+    >>> show_trained_tokens(ShownText("document 1", 3, 1, (Run("Hi ", False), Run("you", True))), False, True)
     'Hi [[you]]'
     """
     begin, end = (COLOR, PLAIN) if terminal and color else ("[[", "]]")

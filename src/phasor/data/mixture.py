@@ -62,7 +62,7 @@ def mix(
                 f"data.mixture: {source.path} has {tokens[i]:,} tokens, and its weight asks for each of them "
                 f"{repeats:,.0f} times in an epoch, more than {MOST_REPEATS:,}: give it a lower weight"
             )
-        chosen.append(ends[i] + repeated(counts[i], repeats, f"source {i} of a mixture"))
+        chosen.append(ends[i] + repeat_examples(counts[i], repeats, f"source {i} of a mixture"))
     shares = [
         SourceShare(source.path, counts[i], tokens[i], len(chosen[i]), int(lengths[chosen[i]].sum()))
         for i, source in enumerate(sources)
@@ -70,10 +70,10 @@ def mix(
     return store.select(np.concatenate(chosen)), shares
 
 
-def repeated(count: int, repeats: float, key: str) -> NDArray[np.int64]:
+def repeat_examples(count: int, repeats: float, key: str) -> NDArray[np.int64]:
     """The integers below `count`, each `repeats` times on average: as often as each other, or once more.
 
-    >>> np.bincount(repeated(4, 2.5, "a")).tolist()
+    >>> np.bincount(repeat_examples(4, 2.5, "a")).tolist()
     [3, 3, 2, 2]
     """
     whole = int(repeats)

@@ -77,7 +77,7 @@ def change_weights(scheme: EncodingScheme) -> EncodingScheme:
     module, draws = copy.deepcopy(scheme.module), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in module.parameters():
-            weight += torch.randn(weight.shape, generator=draws).to(weight)
+            weight.add_(torch.randn(weight.shape, generator=draws).to(weight))
     return dataclasses.replace(scheme, module=module)
 
 

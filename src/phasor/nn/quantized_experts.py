@@ -102,7 +102,7 @@ class QuantizedExperts(Experts):
         return y
 
 
-def hold_quantized(experts: Experts, name: str, weight: Tensor, quantization: Quantization) -> QuantizedStack:
+def quantize_stack(experts: Experts, name: str, weight: Tensor, quantization: Quantization) -> QuantizedStack:
     """Let experts hold a quantized matrix under a name."""
     stack = QuantizedStack(weight, quantization)
     experts._parameters.pop(name, None)

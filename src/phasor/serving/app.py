@@ -75,12 +75,12 @@ class Api:
             "/": self.page,
         }
         return [
-            *(Route(path, self.counted(path, handler), methods=["POST"]) for path, handler in posts.items()),
+            *(Route(path, self.count_answers(path, handler), methods=["POST"]) for path, handler in posts.items()),
             *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
 
-    def counted(
+    def count_answers(
         self, route: str, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         """A handler whose refusals are answers, and whose answers are counted."""

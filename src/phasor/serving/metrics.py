@@ -44,7 +44,7 @@ class Metrics:
                 ("request_duration", "from a request to the end of its answer"),
             )
         )
-        self.registry.register(self)  # type: ignore[arg-type]
+        self.registry.register(self)
 
     def collect(self) -> Iterator[Any]:
         """What the engine counts, when it is asked for."""

@@ -112,7 +112,7 @@ def show_row(batch: Batch, row: int, recipe: Recipe, datasets: Datasets) -> Iter
     elif batch.source is not None and batch.source_attention_mask is not None:
         reader = datasets.source_tokenizer or tokenizer
         yield whole("source", reader, batch.source[row][batch.source_attention_mask[row]], False)
-        yield predicted("target", tokenizer, tokens, targets, weights > 0, pad)
+        yield show_predictions("target", tokenizer, tokens, targets, weights > 0, pad)
     else:
         yield from show_documents(batch, row, recipe, datasets)
 
@@ -134,7 +134,7 @@ def show_documents(batch: Batch, row: int, recipe: Recipe, datasets: Datasets) -
             shown = torch.where(trained[own], targets[own], tokens[own])
             yield text_of(name, tokenizer, shown.tolist(), trained[own].tolist())
         else:
-            yield predicted(name, tokenizer, tokens[own], targets[own], trained[own], pad)
+            yield show_predictions(name, tokenizer, tokens[own], targets[own], trained[own], pad)
 
 
 def show_labels(batch: Batch, row: int, datasets: Datasets) -> Iterator[ShownText]:
@@ -157,7 +157,9 @@ def whole(name: str, tokenizer: Any, tokens: Tensor, trained: bool) -> ShownText
     return text_of(name, tokenizer, tokens.tolist(), [trained] * len(tokens))
 
 
-def predicted(name: str, tokenizer: Any, tokens: Tensor, targets: Tensor, trained: Tensor, pad: int) -> ShownText:
+def show_predictions(
+    name: str, tokenizer: Any, tokens: Tensor, targets: Tensor, trained: Tensor, pad: int
+) -> ShownText:
     """A text of which each token predicts the next: what follows one that counts is trained."""
     real = (tokens != pad) | (targets != pad) | trained
     count = int(real.nonzero().max()) + 1 if bool(real.any()) else 0
