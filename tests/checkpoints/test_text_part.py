@@ -494,7 +494,7 @@ def test_commands_take_the_text_part(tmp_path, capsys):
 
 def test_a_part_is_of_a_folder():
     model = phasor.Transformer(phasor.preset("llama-2", dim=16, num_heads=2, num_layers=1, vocab_size=20))
-    with pytest.raises(ValueError, match="a part and a dtype are for the folder"):
+    with pytest.raises(ValueError, match="a checkpoint, a part, a dtype and an adapter are for the folder"):
         open_model(model, part="text")
     with pytest.raises(ValueError, match="a part is that of a multimodal folder"):
         phasor.explain("preset:llama-2", part="text")

@@ -28,12 +28,12 @@ from phasor.parallel.launch import is_first_process, leave_report
 VERBS = {
     "generate": "continue a prompt with a model folder",
     "chat": "talk with a model in the terminal",
+    "serve": "answer many clients over HTTP",
     "recipes": "list the recipes in the package, or print one",
     "data": "show what a model will see of a recipe's data",
     "train": "train a model with a recipe",
     "evaluate": "evaluate a trained model",
     "translate": "translate texts with a trained model",
-    "serve": "answer many clients over HTTP",
     "convert": "write a model folder in another format",
     "merge": "merge an adapter into the weights of its base",
     "extend": "write a model that reads further than it was trained",
