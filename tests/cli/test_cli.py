@@ -203,7 +203,7 @@ def test_sizes_of_a_configuration_have_bounds(run_phasor: CommandRunner, tmp_pat
 def test_explain_what_is_not_there(run_phasor: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert "did you mean 'llama-2'" in run_phasor.expect_error("explain", "preset:lama-2")
-    assert "neither a configuration file" in run_phasor.expect_error("explain", "nowhere")
+    assert "there is no folder nowhere" in run_phasor.expect_error("explain", "nowhere")
     assert "config.json" in run_phasor.expect_error("explain", str(tmp_path))
     assert "belongs to an extension" in run_phasor.expect_error("explain", "preset:llama-2", "--factor", "8")
     assert "did you mean 'yarn'" in run_phasor.expect_error("explain", "preset:llama-2", "--extension", "yarm")
