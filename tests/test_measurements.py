@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from test_pages import DOCS, FENCE, ROOT
 
+from phasor.bench.sizes import FULL, GPU, LLAMA_8B
+from phasor.bench.studies import lora
 from phasor.config.parameters import parameters_of
 from phasor.config.recipe import Recipe
+from phasor.ops.quantized.nf4 import quantize_nf4
 from phasor.recipes import find
 from phasor.training.build import model_config
 
@@ -102,11 +106,13 @@ def test_figures_are_those_of_the_results(name):
 ELSEWHERE = {
     "checkpoints.md: | family |": "tests/families/table.py writes it",
     "compare.md: | name | published": "benchmarks/published_results.py",
+    "fine-tuning.md: | | bits per weight": "test_bits_of_quantized_bases",
     "parallel.md: | model | devices": "tests/parallel/test_guide.py",
     "parallel.md: | row | devices": "tests/parallel/test_guide.py",
     "parallel.md: | compared with": "tests/parallel/test_published_steps.py and test_plan_memory.py",
     "positions.md: | positions up to": "test_errors_by_position_are_those_of_the_example",
     "positions.md: | mistake": "formulas",
+    "speed.md: | workload | times": "test_sizes_of_the_workload_of_adapters",
     "training.md: | recipe": "test_sizes_of_recipes",
 }
 
@@ -144,6 +150,22 @@ def test_sizes_of_recipes(name, millions):
     model = model_config(recipe, recipe.data.vocab_size)
     digits = len(f"{millions}".partition(".")[2])
     assert round(parameters_of(model).total / 1e6, digits) == millions
+
+
+def test_bits_of_quantized_bases():
+    """Of a matrix of 4,096 x 4,096 in NF4, as docs/fine-tuning.md says: of all that is stored."""
+    stored = quantize_nf4(torch.empty(4096, 4096, device="meta"))
+    bits = 8 * sum(tensor.nbytes for tensor in stored) / 4096**2
+    assert f"| `nf4` | {bits:.2f} |" in (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+
+
+def test_sizes_of_the_workload_of_adapters():
+    """Parameters of the frozen bases, as docs/speed.md says."""
+    models = GPU.model, FULL.model, LLAMA_8B
+    bases = (lora.shape_config(sizes, 2048, tied=sizes is not LLAMA_8B) for sizes in models)
+    small, full, large = (parameters_of(base).total / 1e9 for base in bases)
+    said = f"on a frozen base of {small:.2f} B ({full:.2f} B with `--full`) and {large:.0f} B parameters"
+    assert said in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 
 
 def test_changed_figures_are_recognized():

@@ -112,6 +112,16 @@ def test_dots_are_sorted_and_one_far_out_is_at_the_edge():
     assert {text.get_text() for text in axes.texts} == {f"{end:.3f}" for end in ends}
 
 
+def test_dots_that_began_beyond_the_edge_are_an_arrow_alone():
+    ends = {2.1: 2.0, 2.2: 2.0, 2.3: 2.0, 2.4: 2.0, 2.5: 2.0, 2.6: 2.0, 2.0: 2.3, 80.0: 2.0, 90.0: 60.0}
+    dots = [Dot(str(end), start, end) for end, start in ends.items()]
+    axes = draw_dots(dots, x_label="loss", title="t", legend=("first", "last")).figure.axes[0]
+    edge = axes.get_xlim()[1]
+    assert all(x <= edge for line in axes.lines for x in line.get_xdata())
+    markers = [[line.get_marker() for line in axes.lines if list(line.get_ydata())[-1:] == [y]] for y in (0, 1, 8)]
+    assert markers == [[">"], ["None", "o", ">"], ["None", "o", "o"]]
+
+
 def test_dots_without_a_value_stand_last():
     for ends in ([math.nan], [2.0, math.nan, 1.0]):
         dots = [Dot(str(end), end, end) for end in ends]

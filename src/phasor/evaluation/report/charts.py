@@ -159,8 +159,9 @@ def draw_dots(
     for y, dot in enumerate(ordered):
         color = light_color("ink" if dot.baseline else "c1")
         shown = dot.end if dot in near else edge + 1.6 * margin
-        axes.plot([dot.start, shown], [y, y], color=light_color("faint"), linewidth=1.2, zorder=1)
-        axes.plot(dot.start, y, "o", markersize=5, color=color, markerfacecolor=light_color("paper"), zorder=2)
+        if dot in near or dot.start <= edge:  # beyond the edge the arrow stands for both values
+            axes.plot([dot.start, shown], [y, y], color=light_color("faint"), linewidth=1.2, zorder=1)
+            axes.plot(dot.start, y, "o", markersize=5, color=color, markerfacecolor=light_color("paper"), zorder=2)
         axes.plot(shown, y, "o" if shown == dot.end else ">", markersize=6.5, color=color, zorder=3)
         if dot.low is not None and dot.high is not None and shown == dot.end:
             axes.plot([dot.low, dot.high], [y, y], color=color, linewidth=2.4, solid_capstyle="butt", zorder=2)
