@@ -94,7 +94,7 @@ def quantize_base(model: Transformer, quantization: Quantization) -> None:
     >>> model = Transformer(preset("llama-2", dim=64, num_heads=4, num_layers=1, vocab_size=100))
     >>> quantize_base(model, Quantization(NF4))
     >>> model.decoder.blocks[0].feedforward.down
-    QuantizedLinear(in_features=192, out_features=64, bias=False, bits=nf4)
+    QuantizedLinear(in_features=172, out_features=64, bias=False, bits=nf4)
     """
     for name, each in base_weights(model).items():
         each.quantize(model.get_parameter(name), quantization)

@@ -212,7 +212,7 @@ def test_a_wrong_result_of_ours_is_not_a_success(monkeypatch: pytest.MonkeyPatch
         (["--length", "5"], "--length needs --explain"),
         (["rotary", "--explain", "preset:bert"], "workloads does not go with --explain"),
         (["--explain", "preset:lama-2"], "did you mean 'llama-2'"),
-        (["--explain", "nowhere"], "neither a configuration file"),
+        (["--explain", "nowhere"], "there is no folder nowhere"),
         (["--explain", "--device", "tpu"], "unknown device 'tpu'"),
         (["--explain", "--dtype", "float23"], "did you mean 'float32'"),
         (["--explain", "--length", "-1"], "length must be an integer"),

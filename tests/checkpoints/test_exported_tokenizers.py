@@ -82,7 +82,7 @@ def test_a_check_refuses_another_tokenizer(trained, tmp_path):
 
 def test_a_second_tokenizer_is_noted(trained, tmp_path):
     model = tiny("t5")
-    model.tokenizer = model.source_tokenizer = byte_tokenizer("translation")
+    model.tokenizer = model.source_tokenizer = byte_tokenizer("$A <eos>")
     model.special = trained.special.replace(start=1)
     phasor.save(model, tmp_path / "native")
     check = phasor.convert(tmp_path / "native", tmp_path / "hf", check=True)
@@ -91,7 +91,7 @@ def test_a_second_tokenizer_is_noted(trained, tmp_path):
 
 def test_a_tokenizer_that_pads_and_truncates_is_the_same(tmp_path):
     model = tiny("bert")
-    model.tokenizer, model.special = byte_tokenizer("mlm"), phasor.SpecialTokens(stop=(2,), bos=1, pad=0)
+    model.tokenizer, model.special = byte_tokenizer("<bos> $A <eos>"), phasor.SpecialTokens(stop=(2,), bos=1, pad=0)
     model.tokenizer.enable_padding(length=20)
     model.tokenizer.enable_truncation(20)
     phasor.save(model, tmp_path / "native")

@@ -455,13 +455,13 @@ def test_evaluate(evaluation: dict[str, Any], run_phasor: CommandRunner) -> None
         "signature  char",
     ]
     usual = {"data": None, "target": None, "num_beams": 5, "limit": None, "checkpoint": None, "device": "auto"}
-    usual["part"] = None
+    usual |= {"part": None, "adapter": None}
     assert evaluation == {"run": "run", **usual}
     options = ["--data", "a", "--target", "b", "--num-beams", "2", "--limit", "9", "--device", "cpu", "--json"]
     options += ["--checkpoint", "best", "--part", "text"]
     assert json.loads(run_phasor("evaluate", "run", *options))["bleu"] == 51.623456
     asked = {"data": "a", "target": "b", "num_beams": 2, "limit": 9, "checkpoint": "best", "device": "cpu"}
-    assert evaluation == {"run": "run", "part": "text", **asked}
+    assert evaluation == {"run": "run", "part": "text", "adapter": None, **asked}
     assert "--target needs --data" in run_phasor.expect_error("evaluate", "run", "--target", "b")
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from commands import CommandRunner
 
+import phasor
 from phasor import recipes
 from phasor.cli.train import build_recipe
 from phasor.config.recipe import Recipe, read_recipe
@@ -17,8 +18,12 @@ def run_phasor(capsys):
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_recipe_is_valid_and_says_what_it_trains(name):
+def test_every_recipe_is_valid_and_says_what_it_trains(name, tmp_path, monkeypatch):
     recipe = Recipe.from_file(recipes.find(name))
+    monkeypatch.chdir(tmp_path)
+    if recipe.init_from is not None:
+        first = phasor.Transformer(phasor.preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=261))
+        phasor.save(first, recipe.init_from)
     check_model(recipe)
     first, *others = recipes.read(name).splitlines()
     assert first == f"# {recipes.summary(name)}"
@@ -54,10 +59,10 @@ def test_a_name_stands_for_its_recipe_and_an_existing_file_for_itself(tmp_path, 
     [
         (
             ["train", "date"],
-            "unknown recipe 'date' (did you mean 'dates'?); known: dates, language-model, ",
+            "unknown recipe 'date' (did you mean 'dates'?); known: chat, dates, language-model, ",
         ),
         (["recipes", "show", "date"], "unknown recipe 'date' (did you mean 'dates'?)"),
-        (["recipes", "show"], "show takes the name of a recipe: dates, "),
+        (["recipes", "show"], "show takes the name of a recipe: chat, dates, "),
         (["recipes", "print"], "invalid choice: 'print'"),
         (["train", "here/dates"], "here/dates cannot be read"),
         (["train", "dates.yaml"], "dates.yaml cannot be read"),

@@ -337,7 +337,7 @@ def test_every_field_has_its_line_in_the_help() -> None:
         assert line in text
     for shown in (
         *PRESETS,
-        "--data.format auto|text|jsonl|tsv|python|dates|recall",
+        "--data.format auto|text|jsonl|parquet|tsv|python|dates|recall|docstrings",
         "(default: 256)",
         "(default: cosine 0.1, linear 0, wsd 0)",
         ", ".join(phasor.kinds("positions")),

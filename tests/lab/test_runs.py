@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy
 import pytest
@@ -9,10 +10,11 @@ import pytest
 import phasor
 from phasor import ModelConfig, Transformer
 from phasor.config.recipe import DataConfig, Recipe
+from phasor.config.tasks import TASKS
 from phasor.evaluation import evaluate_lengths
 from phasor.lab.endpoints import ENDPOINTS
 from phasor.lab.folders import Folders
-from phasor.lab.views.runs import LIVE_SECONDS, downsample
+from phasor.lab.views.runs import LIVE_SECONDS, TASK_NAMES, downsample
 from phasor.training.build import model_config
 from phasor.training.run import RunFolder
 
@@ -58,6 +60,11 @@ def test_a_new_run_appears(run, tmp_path):
         assert [each["name"] for each in answer("curves", {}, folders)["runs"]] == ["runs/lm-1", "runs/lm-2"]
 
 
+def test_every_task_has_a_name_in_both_languages():
+    assert sorted(TASK_NAMES) == sorted(TASKS)
+    assert all(english and re.search("[一-鿿]", chinese) for english, chinese in TASK_NAMES.values())
+
+
 def test_runs_are_alike_where_they_are_validated_on_the_same_tokens(tmp_path):
     """And only then: not with another file, tokenizer, row length or task; what changes no loss does not count."""
     phasor.save(Transformer(ModelConfig(vocab_size=7, dim=8, num_layers=1, num_heads=1)), tmp_path / "source")
@@ -78,6 +85,7 @@ def test_runs_are_alike_where_they_are_validated_on_the_same_tokens(tmp_path):
     runs = {run["name"].split("/")[1]: run for run in answer("curves", {}, Folders([tmp_path]))["runs"]}
     alike = {name for name, run in runs.items() if run["validation"] == runs["first"]["validation"]}
     assert alike == {"first", "model", "workers"}
+    assert [runs[name]["task"]["en"] for name in ("first", "task")] == ["language model", "masked language model"]
     assert runs["first"]["data"] == {"name": "notes.txt", "tokenizer": "auto", "sequence_length": 256}
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,10 +13,11 @@ from parallel_cases import MODELS, config
 
 import phasor
 from phasor.config.recipe import Recipe
-from phasor.data.tokenizers import byte_tokenizer
+from phasor.data.tokenizers import SpecialIds, byte_tokenizer
 from phasor.parallel.fresh import fresh_weights
 from phasor.training import train
 from phasor.training.build import build_model, outline_model
+from phasor.training.datasets import Datasets, EpochBatches
 from phasor.training.progress import TrainingProgress
 from phasor.transformer import Transformer
 
@@ -43,7 +44,7 @@ def save_model(folder, format):
     """A model in bfloat16, so that reading it in float32 changes its dtype."""
     torch.manual_seed(3)
     model = phasor.Transformer(config("tied llama").replace(vocab_size=261)).bfloat16()
-    model.tokenizer = byte_tokenizer("lm")
+    model.tokenizer = byte_tokenizer()
     phasor.save(model, folder, format)
 
 
@@ -52,7 +53,8 @@ def save_model(folder, format):
 def test_a_model_that_is_fine_tuned_has_the_weights_of_its_folder(tmp_path, format, changes):
     save_model(tmp_path / "model", format)
     recipe = Recipe(init_from=str(tmp_path / "model"), model=changes)
-    datasets = SimpleNamespace(tokenizer=byte_tokenizer("lm"), source_tokenizer=None, longest=32)
+    no_batches = cast(EpochBatches, None)  # building a model reads none
+    datasets = Datasets(byte_tokenizer(), no_batches, no_batches, SpecialIds(), longest=32)
     whole = build_model(recipe, datasets)
     outline, weights = outline_model(recipe, datasets, None, verify=True)
     assert outline.config == whole.config

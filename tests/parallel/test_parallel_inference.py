@@ -38,8 +38,8 @@ def save_model(folder, name, format="phasor", **fields):
     torch.manual_seed(1)
     own = config(name).replace(vocab_size=261, **fields)
     model = phasor.Transformer(own)
-    task = "translation" if model.encoder is not None else "lm"
-    model.tokenizer, model.special = byte_tokenizer(task), SpecialTokens(start=1, stop=(2,))
+    ends = "<bos> $A" if model.encoder is None else "$A <eos>"
+    model.tokenizer, model.special = byte_tokenizer(ends), SpecialTokens(start=1, stop=(2,))
     phasor.save(model, folder, format)
 
 

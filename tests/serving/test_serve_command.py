@@ -88,10 +88,10 @@ def test_a_template_file_a_name_and_a_key(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--max-rows", "0"), "max_rows must be an integer of at least 1"),
+        (("--max-rows", "0"), "--max-rows must be an integer of at least 1"),
         (("--port", "99999"), "--port must be from 0 to 65535"),
         (("--template", "nothing.jinja"), "nothing.jinja"),
-        (("--max-length", "0"), "max_length must be an integer of at least 1"),
+        (("--max-length", "0"), "--max-length must be an integer of at least 1"),
     ],
 )
 def test_mistakes_of_the_command_line(folder, options, words):

@@ -230,7 +230,7 @@ def test_a_template_that_is_not_there_is_refused(fields, said, tmp_path):
         ({"data": {"too_long": "truncate"}}, "DataConfig.too_long 'truncate' is for conversations"),
         ({"task": "preference", "data": {"train_on": "all"}}, "DataConfig.train_on is 'replies' for preferences"),
         ({"preference": {"beta": 0.2}}, "Recipe.preference is for the task 'preference', not for 'lm'"),
-        ({"task": "chat", "data": {"format": "python"}}, "the format 'python' is for lm and mlm"),
+        ({"task": "chat", "data": {"format": "python"}}, "the format 'python' is for lm, mlm and distill"),
         ({"data": {"format": "docstrings"}}, "the format 'docstrings' is for chat"),
     ],
 )

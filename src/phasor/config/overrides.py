@@ -46,7 +46,7 @@ def set_field(recipe: dict[str, Any], name: str, text: str) -> None:
         inner[step] = {} if value is None else value
         inner = inner[step]
     value = read_value(text, field_type(hint, last), f"--{name}")
-    if last == "kind" and inner.get("kind") != value:
+    if last == "kind" and is_choice(hint) and inner.get("kind") != value:
         kept = names(hint.kinds[value]) if value in hint.kinds else []
         before = hint.kinds.get(inner.get("kind"))
         defaults = {} if before is None else {field.name: field.default for field in dataclasses.fields(before)}

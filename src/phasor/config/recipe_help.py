@@ -99,7 +99,7 @@ HELP = {
     "distill.alpha": "weight of the text's own tokens; what is left to 1 is that of the teacher's predictions",
     "distill.top_k": "the teacher's most likely tokens that are predicted; all if left out",
     "preference.loss": "DPO, with log-probabilities per token (sigmoid_norm), or another loss of two replies",
-    "preference.beta": "weight of the difference of log-probabilities, or of the odds ratio of orpo",
+    "preference.beta": "how much preferences weigh against the reference, or the odds ratio in orpo",
     "preference.label_smoothing": "share of the pairs that are taken to be labeled wrong",
     "preference.margin": "the margin of simpo",
     "preference.reference": "the folder of the model to compare with; the one the run starts from if left out",

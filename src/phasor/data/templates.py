@@ -25,7 +25,7 @@ def read_chat_template(recipe: Recipe, folder: Path | None) -> ChatTemplate:
     """The template that a recipe names, or else that of the folder of its tokenizer, if it has one.
 
     >>> from phasor.config.recipe import DataConfig
-    >>> template = read_chat_template(Recipe(data=DataConfig(chat_template="plain")), None)
+    >>> template = read_chat_template(Recipe(task="chat", data=DataConfig(chat_template="plain")), None)
     >>> template.render([{"role": "user", "content": "2 + 2 ="}], bos_token="<bos>")
     '<bos>2 + 2 ='
     """

@@ -22,7 +22,7 @@ def token_log_probs(head: nn.Module, hidden: Tensor, tokens: Matrix, targets: Te
     >>> from phasor.nn.heads import build_head
     >>> head = build_head(ModelConfig(vocab_size=9, dim=4, num_layers=1, num_heads=1))
     >>> token_log_probs(head, torch.zeros(1, 2, 4), torch.randn(9, 4), torch.tensor([[1, 8]]))
-    tensor([[-2.1972, -2.1972]], grad_fn=<ReshapeAliasBackward0>)
+    tensor([[-2.1972, -2.1972]])
     """
     rows, answers = hidden.flatten(0, 1), targets.flatten()
     step = max(1, LOGITS_AT_ONCE // len(tokens))

@@ -16,7 +16,7 @@ def names() -> list[str]:
     """The names of the recipes.
 
     >>> names()
-    ['dates', 'language-model', 'recall', 'translation', 'translation-modern']
+    ['chat', 'dates', 'language-model', 'recall', 'translation', 'translation-modern']
     """
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 

@@ -19,6 +19,16 @@ METRICS, MANIFEST = "metrics.jsonl", "phasor_manifest.json"
 LIVE_SECONDS = 120  # since the last line of a run that is still taken to be training
 MAX_RUNS, MAX_BYTES = 64, 256 << 20  # runs that are shown, bytes of metrics that are read of one
 LARGEST = 1e300  # that can be drawn
+TASK_NAMES = {
+    "lm": ("language model", "语言模型"),
+    "translation": ("translation", "翻译"),
+    "mlm": ("masked language model", "掩码语言模型"),
+    "classify": ("classifier", "分类"),
+    "embed": ("embeddings", "嵌入"),
+    "distill": ("distilled language model", "蒸馏语言模型"),
+    "chat": ("conversations", "对话"),
+    "preference": ("preferences", "偏好"),
+}
 TRAIN, VALID = "loss", "validation_loss"
 # Fields of a recipe's data that change no validation loss.
 INDIFFERENT = ("cache", "workers", "pad_to_multiple_of", "replace_tokenizer")
@@ -153,13 +163,13 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     if marker is None:
         return {**about, "error": f"{folder.name}/run.json is not the marker of a run"}
     recipe = marker.recipe
-    data = recipe.get("data") or {}
+    task, data = recipe.get("task"), recipe.get("data") or {}
     names = [request.metric, VALID] if request.metric == TRAIN else [request.metric]
     curves = {name: downsample(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
     final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
     return {
         **about,
-        "task": recipe.get("task"),
+        "task": dict(zip(("en", "zh"), TASK_NAMES.get(task, (task, task)), strict=True)),
         "data": {name: data.get(name) for name in ("tokenizer", "sequence_length")} | {"name": data_name(data)},
         "validation": validation_key(recipe),
         "position": position_kind(recipe),

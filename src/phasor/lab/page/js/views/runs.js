@@ -24,7 +24,6 @@ export const texts = {
 		onlyReports: "{name}: the loss by length",
 		lead: "Loss in nats per token by step. Thin lines are training, thick ones validation, and a dot marks its lowest value. Runs on other data have their own plot. Runs that train are read every two seconds.",
 		group: "runs that can be compared", groupOption: "{task}, {data} ({count})", data: "{name}, {tokenizer}, {length} tokens",
-		"task.lm": "language model", "task.translation": "translation", "task.mlm": "masked language model", "task.classify": "classifier", "task.embed": "embeddings", "task.distill": "distilled language model",
 		metric: "metric", log: "logarithmic loss", reading: "report",
 		lossCurves: "Loss by step", curves: "{metric} by step", curvesNote: "choose a run below to hide or show it", step: "step",
 		run: "run", position: "positions", state: "state", steps: "step", last: "loss", lowest: "lowest validation loss", at: "at step",
@@ -49,7 +48,6 @@ export const texts = {
 		onlyReports: "{name}：损失随长度的变化",
 		lead: "每步的损失，单位是每词元的奈特。细线是训练损失，粗线是验证损失，圆点是它的最低值。数据不同的训练分开画图。正在训练的每两秒读取一次。",
 		group: "可以比较的训练", groupOption: "{task}，{data}（{count}）", data: "{name}，{tokenizer}，{length} 个词元",
-		"task.lm": "语言模型", "task.translation": "翻译", "task.mlm": "掩码语言模型", "task.classify": "分类", "task.embed": "嵌入", "task.distill": "蒸馏语言模型",
 		metric: "指标", log: "对数坐标", reading: "报告",
 		lossCurves: "损失随步数的变化", curves: "{metric} 随步数的变化", curvesNote: "在下表点击一次训练可以隐藏或显示它", step: "步",
 		run: "训练", position: "位置编码", state: "状态", steps: "步数", last: "损失", lowest: "最低验证损失", at: "所在步",
@@ -144,7 +142,7 @@ export function render(root, state, tools) {
 	function draw() {
 		const groups = groupRuns(found.runs.filter((run) => !run.error));
 		const runs = groups.find(([run]) => run.validation === state.g) ?? groups[0] ?? [];
-		controls.options("g", groups.map((group) => [group[0].validation, t("groupOption", { task: t(`task.${group[0].task}`), data: describeData(group[0], t), count: group.length })]));
+		controls.options("g", groups.map((group) => [group[0].validation, t("groupOption", { task: group[0].task[tools.language], data: describeData(group[0], t), count: group.length })]));
 		controls.toggle("g", groups.length > 1);
 		body.hidden = found.runs.length === 0;
 		header.set(...describe(runs, groups.length, found.reports, t));
