@@ -41,10 +41,10 @@ from phasor.config.recipe import MeshConfig, Recipe
 from phasor.data.batch import Batch
 from phasor.parallel import plan
 from phasor.parallel.fresh import fresh_weights
-from phasor.parallel.launch import Launch
 from phasor.parallel.memory import WORKSPACES
 from phasor.parallel.mesh import Mesh, parse_axes
 from phasor.parallel.processes import JoinedProcesses
+from phasor.torchrun import Launch
 from phasor.training.sharded import ShardedTrainer
 from phasor.training.signals import SharedStopSignal
 from phasor.training.trainer import Trainer

@@ -10,8 +10,8 @@ import pytest
 
 from phasor import recipes
 from phasor.cli import main
-from phasor.config.distribution import DISTRIBUTION
 from phasor.config.recipe import Recipe
+from phasor.distribution import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -20,9 +20,9 @@ from world_processes import fork_processes
 from phasor import load
 from phasor.cli import main
 from phasor.config.recipe import MeshConfig
-from phasor.parallel.launch import read_launch
 from phasor.parallel.load import load_shards
 from phasor.parallel.processes import join_processes
+from phasor.torchrun import read_launch
 
 
 def run_all(folder: Path) -> None:

@@ -17,8 +17,8 @@ import torch
 from world_processes import fork_processes
 
 from phasor.config.recipe import Recipe
-from phasor.parallel.launch import read_launch
 from phasor.parallel.shards import Shards
+from phasor.torchrun import read_launch
 from phasor.training import train
 from phasor.training.sharded import ShardedTrainer
 

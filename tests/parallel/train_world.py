@@ -19,7 +19,7 @@ import torch._dynamo  # what optimizers import: once, before the processes are f
 from world_processes import fork_processes
 
 from phasor.config.recipe import Recipe
-from phasor.parallel.launch import read_launch
+from phasor.torchrun import read_launch
 from phasor.training import train
 from phasor.training.loop import TrainingLoop
 

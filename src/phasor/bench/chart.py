@@ -8,7 +8,7 @@ from typing import Any
 
 from phasor.artifacts import refuse_artifact_file
 from phasor.bench.report import Report, WorkloadResult
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 
 OURS, OTHERS, LIMIT = "#0072b2", "#b0b0b0", "#d55e00"
 WIDEST = 4.0  # the axis ends at this many times the longest bar, even where the limit lies beyond

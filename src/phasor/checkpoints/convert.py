@@ -15,9 +15,9 @@ from phasor.checkpoints.load import is_hf, load
 from phasor.checkpoints.save import FORMATS, check_savable, save_adapter
 from phasor.checkpoints.stored_adapters import stored_adapter
 from phasor.config import Extension, PositionConfig
-from phasor.config.progress import Progress
 from phasor.config.schema import quote, unknown
 from phasor.config.text_files import path_of
+from phasor.progress import Progress
 from phasor.quantization import quantize
 
 

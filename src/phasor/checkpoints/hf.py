@@ -43,13 +43,13 @@ from phasor.checkpoints.text_part import refuse_whole, text_fields, text_names
 from phasor.checkpoints.weight_reader import WeightReader
 from phasor.config import ModelConfig, PooledHeadConfig
 from phasor.config.generation_settings import SETTINGS
-from phasor.config.progress import Progress
 from phasor.config.schema import name_some, unknown
 from phasor.models import families
 from phasor.models.family import Family, differences, trained_length_fields
 from phasor.models.fields import Fields
 from phasor.models.layout import Assignment, expand_rules
 from phasor.models.missing import refuse_missing
+from phasor.progress import Progress
 from phasor.transformer import Transformer
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple, Self
 from phasor.artifacts import ArtifactFolder
 from phasor.checkpoints.folder import ADAPTER_FILES, CONFIG, INDEX, PICKLES, TOKENIZER_FILES, WEIGHTS, index_of
 from phasor.checkpoints.runs import find_weights, is_run
-from phasor.config.distribution import missing_package
-from phasor.config.progress import Progress
 from phasor.config.schema import quote
 from phasor.config.text_files import path_of, read_text
+from phasor.distribution import missing_package
+from phasor.progress import Progress
 
 Files = Literal["model", "config", "tokenizer"]  # what of a repository is needed: all of it, or one part
 MAIN = "main"

@@ -17,9 +17,9 @@ from phasor.checkpoints.folder import INDEX
 from phasor.checkpoints.hub import Files, HubName, hub_cache
 from phasor.checkpoints.hub_errors import endpoint, hub_errors, quiet_logging
 from phasor.checkpoints.hub_listing import Listing, RemoteFile, choose_files, list_files, list_shards
-from phasor.config.distribution import installed_version
-from phasor.config.progress import Progress, shown_progress
+from phasor.distribution import __version__
 from phasor.files import atomic_write
+from phasor.progress import Progress, shown_progress
 
 SMALL = 1 << 20  # bytes below which fetching is over before a bar says anything
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -78,7 +78,7 @@ def fetch_blob(hub: HubName, listing: Listing, name: str, meter: type[Any]) -> N
         if partial_size(hub, file) > file.size:
             partial.unlink()
         url = hf_hub_url(hub.name, name, revision=listing.commit, endpoint=endpoint())
-        headers = build_hf_headers(library_name="phasor", library_version=installed_version())
+        headers = build_hf_headers(library_name="phasor", library_version=__version__)
         with partial.open("ab") as out:
             size = out.tell()
             if size == file.size:
@@ -99,7 +99,7 @@ def link_blob(hub: HubName, listing: Listing, name: str) -> None:
         cache_dir=hub_cache(),
         endpoint=endpoint(),
         library_name="phasor",
-        library_version=installed_version(),
+        library_version=__version__,
     )
     blob, _ = place_of(hub, listing.files[name])
     if not blob.exists() or not os.path.samefile(placed, blob):  # by another name of the hash, or moved without links

@@ -22,8 +22,8 @@ from phasor.checkpoints.folder import (
     index_of,
 )
 from phasor.checkpoints.hub import Files, HubName
-from phasor.config.distribution import installed_version
 from phasor.config.schema import name_some, quote
+from phasor.distribution import __version__
 from phasor.manifest import MANIFEST
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -52,7 +52,7 @@ def list_files(hub: HubName, endpoint: str) -> Listing:
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
 
-    api = HfApi(endpoint, library_name="phasor", library_version=installed_version())
+    api = HfApi(endpoint, library_name="phasor", library_version=__version__)
     info = api.model_info(hub.name, revision=hub.revision, files_metadata=True, timeout=HF_HUB_ETAG_TIMEOUT)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise ValueError(f"{endpoint} names no commit for {hub}, but {quote(info.sha)}: it is no Hugging Face hub")

@@ -22,9 +22,9 @@ from phasor.checkpoints.stored_adapters import Adapters, resolve_base
 from phasor.checkpoints.swap_positions import swap_positions
 from phasor.checkpoints.text_part import PARTS
 from phasor.config import Extension, ModelConfig, PositionConfig
-from phasor.config.progress import Progress
 from phasor.config.schema import quote, unknown
 from phasor.device import resolve_device
+from phasor.progress import Progress
 from phasor.transformer import Transformer
 
 STORED = "stored"  # quantized weights as a folder has them

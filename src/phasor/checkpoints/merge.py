@@ -10,8 +10,8 @@ from phasor.checkpoints.hub import resolve_folder
 from phasor.checkpoints.load import is_hf, load
 from phasor.checkpoints.save import FORMATS, check_savable
 from phasor.checkpoints.stored_adapters import Adapters
-from phasor.config.progress import Progress
 from phasor.config.text_files import path_of
+from phasor.progress import Progress
 
 
 def merge(

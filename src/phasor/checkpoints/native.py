@@ -25,10 +25,10 @@ from phasor.checkpoints.hf import Origin
 from phasor.checkpoints.opened import OpenedModel
 from phasor.checkpoints.tensors import TYPES, Tensors, TensorSource, write_model_sources, write_tensors
 from phasor.config import ModelConfig
-from phasor.config.progress import Progress
 from phasor.config.schema import name_some, quote
 from phasor.nn.quantized import NF4, Quantization, quantized_tensors
 from phasor.ops.quantized import GROUP_SIZES
+from phasor.progress import Progress
 from phasor.quantization import BITS, quantization_of, quantize
 from phasor.transformer import Transformer
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from phasor.adapters import set_adapters
-from phasor.config.progress import Progress
 from phasor.device import check_memory
 from phasor.nn.quantized import Quantization, QuantizedEmbedding
+from phasor.progress import Progress
 from phasor.quantization import base_weights
 from phasor.transformer import Transformer
 

@@ -15,8 +15,8 @@ from phasor.checkpoints.hf import save_hf
 from phasor.checkpoints.native import find_misfits, save_native
 from phasor.checkpoints.peft import write_peft
 from phasor.checkpoints.tensors import TYPES, fingerprint_weights
-from phasor.config.progress import Progress
 from phasor.config.schema import name_some, quote, unknown
+from phasor.progress import Progress
 from phasor.quantization import has_quantized_weights, quantize_like
 from phasor.transformer import Transformer
 

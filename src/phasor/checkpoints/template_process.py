@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phasor.config.distribution import missing_package
 from phasor.config.schema import shorten
+from phasor.distribution import missing_package
 
 SECONDS = 1  # of the processor, as the worker counts them
 WAIT = 10.0  # seconds, where the system has no timer that counts those of the processor

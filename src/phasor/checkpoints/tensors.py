@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phasor.checkpoints.folder import CONFIG, INDEX, PICKLES, SPECIAL, TOKENIZER_FILES, WEIGHTS, index_of, write_json
-from phasor.config.progress import Progress
 from phasor.config.schema import name_some
 from phasor.config.text_files import open_regular
 from phasor.files import safetensors_errors
 from phasor.manifest import Manifest
+from phasor.progress import Progress
 
 SHARD_BYTES = 4 << 30
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -16,14 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from phasor import __version__
 from phasor.cli.interrupts import INTERRUPTED, handle_interrupts
 from phasor.cli.output import Bar
 from phasor.cli.parser import Parser, Verb
 from phasor.cli.streams import check_output, prepare_streams
-from phasor.config.progress import shown_progress
-from phasor.config.schema import shorten
-from phasor.parallel.launch import is_first_process, leave_report
+from phasor.distribution import __version__
+from phasor.progress import shown_progress
+from phasor.torchrun import is_first_process, leave_report
 
 VERBS = {
     "generate": "continue a prompt with a model folder",
@@ -149,6 +148,8 @@ def print_error(text: str) -> None:
 
 def one_line(text: str) -> str:
     """One line of bounded length, without control characters."""
+    from phasor.config.schema import shorten
+
     line = shorten(" ".join(text.split()))
     return "phasor: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 

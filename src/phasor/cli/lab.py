@@ -8,7 +8,7 @@ import sys
 import threading
 
 from phasor.cli.options import ON_HUB
-from phasor.config.distribution import installed_version, missing_package
+from phasor.distribution import __version__, missing_package
 from phasor.serving.listen import address_of, is_loopback, listen
 
 
@@ -40,7 +40,7 @@ def run(given: argparse.Namespace) -> None:
 
     exposed = not is_loopback(given.host)
     folders = [folder if os.path.lexists(folder) else resolve_folder(folder) for folder in given.folders]
-    app = build_app(folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=installed_version())
+    app = build_app(folders, hosts=(*LOCAL, given.host), numeric_hosts=exposed, version=__version__)
     with listen(given.host, given.port) as server_socket:
         port = server_socket.getsockname()[1]
         url = address_of(given.host, port)

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 from phasor.cli.streams import escape_controls
-from phasor.config.distribution import missing_package
-from phasor.config.schema import json_value
+from phasor.distribution import missing_package
 
 # Control characters that JSON allows in strings and a terminal obeys.
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
@@ -84,6 +83,8 @@ def printable(text: str) -> str:
 
 def print_json(value: Any, file: IO[str] | None = None) -> None:
     """Print JSON that any reader takes: in the letters of the file's encoding, without control characters."""
+    from phasor.config.schema import json_value
+
     file = sys.stdout if file is None else file
     unicode = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
     text = json.dumps(json_value(value), indent=2, ensure_ascii=not unicode)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from phasor.config.recipe import MeshConfig
 from phasor.config.recipe_help import HELP
-from phasor.parallel.launch import read_launch
+from phasor.torchrun import read_launch
 
 if TYPE_CHECKING:
     from phasor.parallel.processes import JoinedProcesses

@@ -19,7 +19,7 @@ from phasor.cli.options import (
     chosen_adapters,
     declare_options,
 )
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 from phasor.serving.listen import is_loopback
 
 KEY = "PHASOR_API_KEY"

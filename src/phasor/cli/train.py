@@ -16,8 +16,8 @@ from phasor.cli.streams import print_text
 from phasor.config.overrides import apply_overrides
 from phasor.config.recipe import DEFAULT, GENERATED, Recipe, read_recipe
 from phasor.config.tasks import Task
-from phasor.parallel.launch import is_first_process, leave_report
 from phasor.recipes import find
+from phasor.torchrun import is_first_process, leave_report
 
 if TYPE_CHECKING:
     from phasor.checkpoints.runs import RunMarker

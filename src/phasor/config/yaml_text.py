@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 
 MOST_DEPTH = 100
 MOST_VALUES = 100_000  # of one text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 
 ROWS = 256  # that are turned into Python objects at a time
 BUFFER = 1 << 20

@@ -20,9 +20,9 @@ import torch
 
 from phasor.checkpoints.open_model import open_model
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.config.distribution import missing_package
 from phasor.config.schema import check_integer, quote
 from phasor.data.tokenizers import special_of
+from phasor.distribution import missing_package
 from phasor.evaluation.continuations import check_scorable, score_continuations
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import check_variants, make_variant

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 
 IDEOGRAPH = re.compile(r"[〇一-鿿㐀-䶿豈-﫿\U00020000-\U0003ffff]")
 KANA = re.compile(r"[\u3041-\u30ff]")

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from phasor.checkpoints.stored_adapters import Adapters
 from phasor.config.recipe import MeshConfig
 from phasor.device import resolve_device
-from phasor.parallel.launch import FAILED, Launch, leave_report, read_launch
+from phasor.torchrun import FAILED, Launch, leave_report, read_launch
 from phasor.transformer import Transformer
 
 Value = TypeVar("Value")

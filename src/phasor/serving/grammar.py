@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.config.distribution import missing_package
 from phasor.config.schema import name_some, quote
+from phasor.distribution import missing_package
 from phasor.serving.errors import RequestError
 
 FORMS = ("text", "json_object", "json_schema", "regex")

@@ -17,7 +17,6 @@ from phasor.checkpoints.save import FORMATS, save
 from phasor.checkpoints.swap_positions import carry_over, swap_config
 from phasor.checkpoints.tensors import fingerprint_model
 from phasor.config import ModelConfig
-from phasor.config.progress import Progress
 from phasor.config.recipe import DataConfig, OptimizerConfig, Recipe, SaveConfig, TrainConfig
 from phasor.config.schedules import ConstantSchedule
 from phasor.config.schema import check_integer, unknown
@@ -30,6 +29,7 @@ from phasor.models.extensions import (
     original_length,
     trained_length,
 )
+from phasor.progress import Progress
 from phasor.training.loop import train as train_recipe
 from phasor.training.progress import TrainingProgress
 from phasor.training.result import Status

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 from phasor.evaluation.report.page import Text, light_color, mark_up
 
 if TYPE_CHECKING:

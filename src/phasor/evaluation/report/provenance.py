@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phasor.config.distribution import installed_version
+from phasor.distribution import __version__
 
 
 def provenance(command: str | None, device: torch.device | str, **values: Any) -> dict[str, Any]:
@@ -19,5 +19,5 @@ def provenance(command: str | None, device: torch.device | str, **values: Any) -
     """
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    versions = {"phasor": installed_version(), "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"phasor": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {"command": command, "device": name, **versions, **values}

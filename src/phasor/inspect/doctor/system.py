@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from phasor.checkpoints.hub import hub_cache
-from phasor.config.distribution import DISTRIBUTION, installed_version
 from phasor.device import free_memory
+from phasor.distribution import DISTRIBUTION, __version__
 
 CORE = "core"
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*?)\s*(?:;\s*(.*))?")
@@ -109,7 +109,7 @@ def numbers(version: str) -> tuple[int, ...]:
 def versions() -> dict[str, str]:
     """The versions of what runs phasor."""
     found = {
-        "phasor": installed_version(),
+        "phasor": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "torch": torch.__version__,

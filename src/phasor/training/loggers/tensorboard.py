@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 from phasor.training.loggers.base import LoggedRun
 
 EVENTS = "events"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 from phasor.training.loggers.base import LoggedRun
 
 PROJECT = "phasor"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phasor.config.distribution import missing_package
+from phasor.distribution import missing_package
 from phasor.training.loggers.base import LoggedRun
 
 WANDB = "wandb"

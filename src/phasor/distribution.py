@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 DISTRIBUTION = "phasor-transformer"  # on PyPI; `phasor` is another project there
+__version__ = "0.1.0"  # the only place; `phasor.__version__` and the distribution have it from here
 
 
 def missing_package(need: str, extra: str) -> ValueError:
@@ -14,11 +13,3 @@ def missing_package(need: str, extra: str) -> ValueError:
     ValueError("tables need the package rich: pip install 'phasor-transformer[cli]'")
     """
     return ValueError(f"{need}: pip install '{DISTRIBUTION}[{extra}]'")
-
-
-def installed_version() -> str:
-    """The version of phasor; "unknown" in a source tree that is not installed."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
