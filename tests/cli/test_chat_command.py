@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,16 +105,21 @@ class Terminal:
         if pid == 0:
             os.execve(sys.executable, [sys.executable, "-m", "phasor", *arguments], {**os.environ, "TERM": "dumb"})
         self.pid, self.text = pid, ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read_until(self, text: str, seconds: float = 90) -> str:
         """All that was shown since the last call, up to and with a text."""
-        end = time.monotonic() + seconds
-        while text not in self.text:
-            if not select.select([self.screen], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise TimeoutError(f"{text!r} does not come: {self.text!r}")
-            self.text += os.read(self.screen, 1 << 12).decode(errors="replace").replace("\r\n", "\n")
+        self.wait(lambda: text in self.text, repr(text), seconds)
         shown, _, self.text = self.text.partition(text)
         return shown + text
+
+    def wait(self, done: Callable[[], bool], what: str, seconds: float = 90) -> None:
+        """Read until something is true of the text that was shown."""
+        end = time.monotonic() + seconds
+        while not done():
+            if not select.select([self.screen], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError(f"{what} does not come: {self.text!r}")
+            self.text += self.decoder.decode(os.read(self.screen, 1 << 12)).replace("\r\n", "\n")
 
     def type(self, line: str) -> None:
         os.write(self.screen, line.encode() + b"\n")
@@ -133,11 +140,9 @@ def test_a_terminal(folder: Path, tmp_path: Path) -> None:
         screen.read_until("/help lists commands\n> ")
         screen.type("Hello")
         screen.read_until("Hello\n")
-        said = screen.text or screen.read_until("a")  # something of an answer that would go on for minutes
-        while len(said) < 5:
-            said += os.read(screen.screen, 64).decode()
+        screen.wait(lambda: len(screen.text) >= 5, "an answer that would go on for minutes")
         os.write(screen.screen, b"\x03")
-        said += screen.read_until("phasor: stopped\n> ")
+        said = screen.read_until("phasor: stopped\n> ")
         screen.type("/save " + str(tmp_path / "talk.jsonl"))
         screen.read_until("\n> ")
         system, question, reply = json.loads((tmp_path / "talk.jsonl").read_text())["messages"]

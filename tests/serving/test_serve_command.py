@@ -102,23 +102,48 @@ def test_mistakes_of_the_command_line(folder, options, words):
     assert "Traceback" not in done.stderr
 
 
-def test_the_page_shows_what_happens(folder, tmp_path):
+@pytest.fixture
+def page():
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if os.path.exists(p)), None)
     if chromium is None:
         pytest.skip("there is no chromium")
-    with serving(folder) as (_, url), playwright.sync_playwright() as player:
+    with playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.set_default_timeout(60_000)
         wrong = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
+        yield page
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.close()
+        assert not wrong
+
+
+def test_the_page_shows_what_happens(folder, tmp_path, page):
+    with serving(folder) as (_, url):
         page.goto(url)
         page.wait_for_selector("#cards div")
         body = {"prompt": "Once", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         assert httpx.post(f"{url}v1/completions", json=body, timeout=60).status_code == 200
-        page.wait_for_function("document.getElementById('cards').innerText.includes('40')", timeout=10_000)
+        page.wait_for_function("document.getElementById('cards').innerText.includes('40')")
         assert "tiny-llama" in page.inner_text("header")
-        page.screenshot(path=tmp_path / "page.png")
-        browser.close()
-        assert not wrong
+        assert not page.is_visible("#key")
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
         assert json.loads(httpx.get(f"{url}health").text) == {"status": "ok"}
+
+
+def test_the_page_asks_for_the_key(folder, tmp_path, page):
+    with serving(folder, PHASOR_API_KEY="secret") as (_, url):
+        page.goto(url)
+        page.wait_for_selector("#key")
+        assert page.inner_text("#state") == "This server asks for its API key."
+        page.screenshot(path=tmp_path / "key.png", full_page=True)
+        page.fill("#key input", "another")
+        page.click("#key button")
+        page.wait_for_selector("#state.bad")
+        assert page.inner_text("#state") == "This is not the API key of this server."
+        page.fill("#key input", "secret")
+        page.press("#key input", "Enter")
+        page.wait_for_selector("#cards div")
+        assert not page.is_visible("#key")

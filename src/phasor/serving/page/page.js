@@ -2,6 +2,7 @@
 
 const SECONDS = 120;
 const samples = [];
+const form = document.getElementById("key");
 const show = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 function card(value, label) {
@@ -31,7 +32,14 @@ function draw(values) {
 async function update() {
 	const state = document.getElementById("state");
 	try {
-		const response = await fetch("/stats");
+		const key = sessionStorage.getItem("key");
+		const response = await fetch("/stats", { headers: key === null ? {} : { Authorization: `Bearer ${key}` } });
+		form.hidden = response.status !== 401;
+		if (response.status === 401) {
+			state.textContent = key === null ? "This server asks for its API key." : "This is not the API key of this server.";
+			state.className = key === null ? "" : "bad";
+			return;
+		}
 		if (!response.ok) throw new Error((await response.json()).error.message);
 		const stats = await response.json();
 		document.getElementById("model").textContent = stats.model;
@@ -60,6 +68,13 @@ async function update() {
 		state.className = "bad";
 	}
 }
+
+form.addEventListener("submit", (event) => {
+	event.preventDefault();
+	sessionStorage.setItem("key", form.elements.key.value.trim());
+	form.reset();
+	update();
+});
 
 update();
 setInterval(update, 1000);
