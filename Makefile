@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-full browser test-gpu families lint format bench bench-gpu clean
+.PHONY: demo docs docs-en docs-zh test test-full browser test-gpu families lint format bench bench-gpu clean
 
 # constraints.txt names the torch that tests run with; `make test CONSTRAINTS=` takes the newest that phasor supports.
 CONSTRAINTS ?= constraints.txt
@@ -36,6 +36,17 @@ families: .venv/ready
 	rm -rf .venv/families && mkdir .venv/families
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full PHASOR_FAMILY_NOTES=.venv/families $(BIN)/python -m pytest -n auto tests/models/test_families.py
 	$(BIN)/python tests/families/table.py .venv/families
+
+# Both languages at once; a warning is an error. The pages are in build/docs/en and build/docs/zh.
+SITE := $(BIN)/python -m sphinx -W -n --keep-going --quiet -b html
+docs: .venv/ready
+	$(MAKE) -j2 --output-sync=target docs-en docs-zh
+
+docs-en: .venv/ready
+	$(SITE) -d build/docs/pages/en docs build/docs/en
+
+docs-zh: .venv/ready
+	$(SITE) -d build/docs/pages/zh -c docs -D language=zh_CN docs/zh build/docs/zh
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -13,19 +13,29 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
 import pytest
 import transformers
 from decoding import byte_tokenizer
+from matplotlib import pyplot
 
 import phasor
 from phasor.cli import VERBS, main
 from phasor.data.tokenizers import byte_tokenizer as with_bos
 
+matplotlib.use("agg")
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "phasor"
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
-DOCUMENTS = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "index.md"})
+CHAPTERS = [*sorted((ROOT / "docs").glob("guide/*.md")), *sorted((ROOT / "docs").glob("zh/guide/*.md"))]
+DOCUMENTS = [*READMES, *PAGES, *CHAPTERS]
+FENCE = re.compile(r"^```([\w{}]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ def commands(document: Path) -> list[tuple[str, list[str]]]:
     return found
 
 
-SHOWN = {f"{d.name}: {c}": (c, lines) for d in DOCUMENTS for c, lines in commands(d) if c.startswith("phasor ")}
+SHOWN = {f"{name_of(d)}: {c}": (c, lines) for d in DOCUMENTS for c, lines in commands(d) if c.startswith("phasor ")}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +82,7 @@ def llama_folders(tmp_path_factory) -> list[Path]:
     return folders
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_python_blocks_run(document, monkeypatch, tmp_path, llama_folders):
     found = blocks(document, "python")
     assert found
@@ -87,7 +97,18 @@ def test_python_blocks_run(document, monkeypatch, tmp_path, llama_folders):
             exec(compile("\n" * (block.line - 1) + block.text, str(document), "exec"), namespace)
 
 
-@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("document", CHAPTERS, ids=name_of)
+def test_plots_are_drawn(document):
+    """Each by itself, as the site draws it."""
+    for block in blocks(document, "{plot}"):
+        code = re.sub(r"^:.*$", "", block.text, flags=re.MULTILINE)
+        pyplot.close("all")
+        exec(compile("\n" * (block.line - 1) + code, str(document), "exec"), {"__name__": document.stem})
+        assert pyplot.get_fignums(), f"{name_of(document)}:{block.line} draws nothing"
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("document", PAGES, ids=name_of)
 def test_python_blocks_import_phasor(document):
     """A reader copies one block of a page."""
     for block in blocks(document, "python"):
@@ -132,9 +153,9 @@ def test_make_targets_exist(document):
     assert named <= targets, f"{document.name} names targets the Makefile has not: {sorted(named - targets)}"
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_links_lead_somewhere(document):
-    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", document.read_text(encoding="utf-8"))):
         if not link.startswith(("http:", "https:", "#")):
             assert (document.parent / link.partition("#")[0]).exists(), f"{document.name} links to {link}"
 
@@ -226,7 +247,7 @@ def definitions() -> Definitions:
     return Definitions()
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_names_in_the_text_are_defined(document, definitions):
     """Modules, files, classes, calls and options between backticks."""
     assert not sorted(filter(None, map(definitions.undefined, code_spans(document))))

@@ -29,8 +29,14 @@ from phasor.recipes import names as recipe_names
 from phasor.training.extend import METHODS
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+DOCS = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "index.md"})
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -319,15 +325,15 @@ def test_contents_are_the_sections(page):
     assert [title for title, _ in links] == sections, f"{page.name}: the list at the top and the sections differ"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_sections_lead_somewhere(page):
     for target, fragment in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
         there = (page.parent / target).resolve() if target else page
         anchors = [anchor(heading) for heading in headings(there)]
-        assert fragment in anchors, f"{page.name} links to {target}#{fragment}, which is no heading there"
+        assert fragment in anchors, f"{name_of(page)} links to {target}#{fragment}, which is no heading there"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_that_are_shown_exist(page):
     """In fenced blocks, but for Python and the tree of packages, and where a code span begins with the command."""
     text = page.read_text(encoding="utf-8")
@@ -336,7 +342,7 @@ def test_commands_that_are_shown_exist(page):
         re.findall(r"`phasor ([a-z][\w-]*)", text)
     )
     unknown = shown - VERBS.keys()
-    assert not unknown, f"{page.name} shows commands that there are not: {', '.join(sorted(unknown))}"
+    assert not unknown, f"{name_of(page)} shows commands that there are not: {', '.join(sorted(unknown))}"
 
 
 def options_of(verb: str) -> tuple[set[str], tuple[str, ...]]:
@@ -346,7 +352,7 @@ def options_of(verb: str) -> tuple[set[str], tuple[str, ...]]:
     return set(parser._option_string_actions), () if parser.prefix is None else (parser.prefix,)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_options_that_are_shown_exist(page):
     """In the commands of fenced blocks, each on a line or on several that end in a backslash."""
     blocks = "\n".join(FENCE.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ")
@@ -355,7 +361,7 @@ def test_options_that_are_shown_exist(page):
         known, prefixes = options_of(verb)
         shown = re.findall(r"(?<![\w-])--[a-z][\w.-]*", arguments)
         unknown = [option for option in shown if option not in known and not option.startswith(prefixes)]
-        assert not unknown, f"{page.name} shows phasor {verb} with {', '.join(unknown)}, which it does not take"
+        assert not unknown, f"{name_of(page)} shows phasor {verb} with {', '.join(unknown)}, which it does not take"
 
 
 @pytest.mark.parametrize("page", READMES)
@@ -406,7 +412,7 @@ def test_findings_are_those_of_the_results(page):
         assert {f"{figure:.0f}", f"{figure:.1f}"} & set(figures(read(page))), f"{page} does not show {figure}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_spans_are_on_one_line(page):
     """A span that is broken over lines would hide its name from these tests."""
     lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()

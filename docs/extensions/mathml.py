@@ -1,0 +1,53 @@
+"""Formulas as MathML, written when the site is built: the pages need no script for them."""
+
+import re
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+from sphinx.writers.html5 import HTML5Translator
+
+logger = logging.getLogger(__name__)
+BLOCK = re.compile(r"&(?!\w+;)|\\\\")  # an alignment or a line break, which a block may have without an environment
+
+
+def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
+    """The MathML of a formula; what LaTeX would not know is a warning at its place."""
+    latex = node.astext().strip()
+    if display == "block" and r"\begin" not in latex and BLOCK.search(latex):
+        latex = rf"\begin{{aligned}}{latex}\end{{aligned}}"
+    try:
+        found = convert(latex, display=display)
+    except Exception as error:
+        logger.warning("%r is no formula: %s: %s", latex, type(error).__name__, error, location=node)
+        raise nodes.SkipNode from None
+    if unknown := re.findall(r">\s*(\\[A-Za-z]+)", found):
+        logger.warning("the formula %r has commands without MathML: %s", latex, ", ".join(unknown), location=node)
+    return found
+
+
+def visit_math(self: HTML5Translator, node: nodes.math) -> None:
+    """A formula in a line."""
+    self.body.append(to_mathml(node, "inline"))
+    raise nodes.SkipNode
+
+
+def visit_math_block(self: HTML5Translator, node: nodes.math_block) -> None:
+    """A formula in lines of its own, with its number where it has a label."""
+    self.body.append(self.starttag(node, "div", CLASS="math"))
+    if node["number"]:
+        number = get_node_equation_number(self, node)
+        self.body.append(f'<span class="eqno">({number})')
+        self.add_permalink_ref(node, "Link to this equation")
+        self.body.append("</span>")
+    self.body.append(to_mathml(node, "block"))
+    self.body.append("</div>")
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
