@@ -14,8 +14,10 @@ import torch
 import torch._dynamo
 import torch.utils.tensorboard
 
+import phasor
 from phasor import files
 from phasor.config.recipe import Recipe
+from phasor.data.tokenizers import byte_tokenizer
 from phasor.training.loop import train
 from phasor.training.progress import TrainingProgress
 
@@ -32,11 +34,19 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "chat": {"task": "chat", "model": MODEL | {"position": "rotary"}},
     "preference": {"task": "preference", "model": MODEL | {"position": "rotary"}, "preference": {"beta": 0.5}},
+    "classify": {"task": "classify", "model": MODEL | {"shape": "encoder", "position": "learned"}},
+    "embed": {"task": "embed", "model": MODEL | {"shape": "encoder", "position": "learned"}},
+    "distill": {"task": "distill", "model": MODEL | {"position": "rotary"}, "distill": {"teacher": "base"}},
+    "adapter": {"task": "lm", "init_from": "base", "lora": {"rank": 2, "dropout": 0.1}},
+    "adapter preference": {"task": "preference", "init_from": "base", "lora": {"rank": 2, "dropout": 0.1}},
 }
 DATA: dict[str, dict[str, Any]] = {  # what differs from a text with a document per line
     "translation": {"train": "pairs.tsv"},
     "chat": {"train": "replies.jsonl", "chat_template": "plain"},
     "preference": {"train": "replies.jsonl", "chat_template": "plain"},
+    "adapter preference": {"train": "replies.jsonl", "chat_template": "plain"},
+    "classify": {"train": "labels.jsonl"},
+    "embed": {"train": "similar.jsonl"},
 }
 WATCHED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.chmod"}
 
@@ -49,14 +59,28 @@ def write_texts(folder: Path) -> None:
             prompt, _, reply = line.rpartition(" ")
             sides = {"completion": f" {reply}", "chosen": f" {reply}", "rejected": " six"}
             file.write(json.dumps({"prompt": prompt, **sides}) + "\n")
+    labels = [{"text": line, "label": line.rpartition(" ")[2]} for line in LINES]
+    (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+    similar = [{"anchor": line, "positive": line[::-1]} for line in LINES]
+    (folder / "similar.jsonl").write_text("".join(json.dumps(row) + "\n" for row in similar))
 
 
-def recipe(task: str, folder: Path, out: str) -> Recipe:
+def write_base(folder: Path) -> Path:
+    """The model that adapters are trained on, and that is a teacher."""
+    torch.manual_seed(5)
+    base = phasor.Transformer(phasor.ModelConfig(vocab_size=261, position="rotary", **MODEL))
+    base.tokenizer = byte_tokenizer()
+    phasor.save(base, folder / "base")
+    return folder / "base"
+
+
+def recipe(task: str, folder: Path, out: str, base: Path | None = None) -> Recipe:
     """Four steps, each with a checkpoint, evaluated twice, with averaged weights."""
     own = DATA.get(task, {"train": "lines.txt", "document": "line"})
     data = {"tokenizer": "bytes", "sequence_length": 48} | own | {"train": str(folder / own["train"])}
+    fields = json.loads(json.dumps(TASKS[task]).replace('"base"', json.dumps(str(base))))
     return Recipe.from_dict(
-        TASKS[task]
+        fields
         | {
             "data": data,
             "train": {"steps": 4, "evaluate_every": 2, "log_every": 1, "batch_tokens": 96, "ema_decay": 0.9}

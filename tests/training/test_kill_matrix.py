@@ -46,15 +46,16 @@ def is_empty_part(path: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of a task that was never killed, and the number of its operations on files."""
-    made: dict[str, tuple[dict[str, Any], int]] = {}
+    """A run of a task that was never killed, the number of its operations on files, and the model it began with."""
+    made: dict[str, tuple[dict[str, Any], int, Path]] = {}
 
-    def get(task: str) -> tuple[dict[str, Any], int]:
+    def get(task: str) -> tuple[dict[str, Any], int, Path]:
         if task not in made:
             folder = tmp_path_factory.mktemp(task)
             kill_points.write_texts(folder)
-            assert start(kill_points.recipe(task, folder, "run"), False, None, folder / "report") == 0
-            made[task] = contents(folder / "run"), json.loads((folder / "report").read_text())["points"]
+            base = kill_points.write_base(folder)
+            assert start(kill_points.recipe(task, folder, "run", base), False, None, folder / "report") == 0
+            made[task] = contents(folder / "run"), json.loads((folder / "report").read_text())["points"], base
         return made[task]
 
     return get
@@ -62,9 +63,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def check(task: str, number: int, tmp_path: Path, whole: Any, *, twice: bool) -> None:
     """Kill a run at one of the points, perhaps kill it again when it is resumed, and let it end."""
-    expected, points = whole(task)
+    expected, points, base = whole(task)
     kill_points.write_texts(tmp_path)
-    made, report = kill_points.recipe(task, tmp_path, "run"), tmp_path / "report"
+    made, report = kill_points.recipe(task, tmp_path, "run", base), tmp_path / "report"
     point = 1 + (points - 1) * number // (POINTS - 1)
     assert start(made, False, point, report) == -signal.SIGKILL
     for again in (1 + point * 7 % points, None) if twice else (None,):
