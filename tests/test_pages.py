@@ -45,6 +45,11 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
+def prose(page: str) -> str:
+    """A page with its lines joined, in which sentences are looked up."""
+    return re.sub(r"\s+", " ", read(page))
+
+
 def section(page: str, heading: str) -> str:
     """The text below a heading, up to the next one of its level or above, without fenced blocks."""
     text = FENCE.sub("", read(page))

@@ -1,11 +1,10 @@
 """Where the pages say what differs from a paper, or what a refusal says, that is what is computed."""
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from test_pages import read
+from test_pages import prose
 
 import phasor
 from phasor.nn.positions.base import build_position
@@ -25,10 +24,6 @@ SAID = {
     "fire": "The network, `c` and `L` are learned, one set for all layers that use the scheme: the paper's FIRE-S, "
     "whose FIRE has a set for each layer.",
 }
-
-
-def prose(page: str) -> str:
-    return re.sub(r"\s+", " ", read(page))
 
 
 def make_config(position: object, num_layers: int = 1) -> phasor.ModelConfig:

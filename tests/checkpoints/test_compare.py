@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from test_pages import prose
 
 import phasor
 from phasor.checkpoints import compare as comparing
@@ -76,7 +77,22 @@ def test_falcon_with_alibi_is_written_and_the_difference_said(tmp_path, capsys):
     theirs.save_pretrained(tmp_path / "theirs")
     assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--check-length", "300"]) == 0
     assert "note: transformers rounds ALiBi to bfloat16" in capsys.readouterr().out
-    assert phasor.load(tmp_path / "ours").config.position.kind == "alibi"
+    ours = phasor.load(tmp_path / "ours")
+    assert ours.config.position.kind == "alibi"
+    differences = {}
+    for name in ("sdpa", "eager"):
+        kept = transformers.FalconForCausalLM.from_pretrained(tmp_path / "theirs", attn_implementation=name).eval()
+        with torch.no_grad():
+            for length in (51, 256, 1024):
+                ids = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(1))
+                differences[name, length] = float((kept(ids).logits - ours(ids)).abs().max())
+    assert differences["sdpa", 51] < differences["sdpa", 256] / 2 < differences["sdpa", 1024] / 4
+    assert all(differences["eager", length] > 1.5 * differences["sdpa", length] for length in (51, 256, 1024))
+    said = (
+        "The default attention of `transformers` (sdpa) differs from it the more the longer the text is; its other "
+        'path ("eager") adds ALiBi twice and differs by more.'
+    )
+    assert said in prose("docs/checkpoints.md")
 
 
 @pytest.mark.parametrize("name", ["GPTJ", "CodeGen", "RoFormer"])

@@ -97,19 +97,19 @@ def test_no_text_stands_among_the_bars_of_curves():
 
 
 def test_dots_are_sorted_and_one_far_out_is_at_the_edge():
-    ends = [2.0, 5.0, 3.0, 2.5, 2.25, 90.0]
+    ends = {"b": 2.0, "a": 5.0, "f": 3.0, "d": 2.5, "e": 2.25, "c": 90.0}
     chart = draw_dots(
-        [Dot(str(end), 2.0, end, end - 0.1, end + 0.1) for end in ends],
+        [Dot(name, 2.0, end, end - 0.1, end + 0.1) for name, end in ends.items()],
         x_label="loss",
         title="t",
         legend=("first", "last"),
     )
     axes = chart.figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["90.0", "5.0", "3.0", "2.5", "2.25", "2.0"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["c", "a", "f", "d", "e", "b"]
     arrows = [line for line in axes.lines if line.get_marker() == ">"]
     assert [list(line.get_ydata()) for line in arrows] == [[0]]
     assert 5.1 < axes.get_xlim()[1] < 6
-    assert {text.get_text() for text in axes.texts} == {f"{end:.3f}" for end in ends}
+    assert {text.get_text() for text in axes.texts} == {f"{end:.3f}" for end in ends.values()}
 
 
 def test_dots_that_began_beyond_the_edge_are_an_arrow_alone():

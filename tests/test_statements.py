@@ -1,0 +1,133 @@
+"""Bounds and defaults in sentences of the pages: each is put together from the constants it is about, and looked up.
+
+Findings are in test_findings.py, figures of tables in test_measurements.py.
+"""
+
+import math
+
+import pytest
+from test_pages import prose
+
+from phasor.checkpoints import template_worker
+from phasor.checkpoints.chat_template import TEMPLATE_BYTES
+from phasor.cli.train import LONGEST_ROW, ROWS
+from phasor.config.embed import EmbedConfig
+from phasor.data.encoding import PIECE
+from phasor.evaluation.compare import questions, settings, texts
+from phasor.evaluation.intervals import LEVEL, binomial_interval
+from phasor.evaluation.length_settings import STRIDE, TARGETS
+from phasor.evaluation.retrieval.evaluate import DEPTHS, TRIALS
+from phasor.evaluation.stream import GPU_CHUNK
+from phasor.evaluation.variants import SINK_TOKENS
+from phasor.generation.chat import REPLY_TOKENS
+from phasor.lab import endpoints, server, workers
+from phasor.lab.views.extension import CONFIG_BYTES
+from phasor.nn.block import RECOMPILE_LIMIT
+from phasor.nn.positions.fire.config import FIREConfig
+from phasor.nn.positions.xpos.config import XPosConfig
+from phasor.ops.attention.blocks import BLOCK
+from phasor.ops.quantized.frozen import MAX_ROWS
+from phasor.parallel.hardware import (
+    ATTENTION_SHARE,
+    GIB,
+    MATMUL_SHARE,
+    MEMORY_SHARE,
+    NETWORK_LATENCY,
+    NETWORK_SHARE,
+    NVLINK_SHARE,
+    find_hardware,
+)
+from phasor.parallel.plan import BATCH_TOKENS
+from phasor.serving.app import MOST_BYTES
+from phasor.training.extend import LR, RECOMPUTE, WARMUP
+from phasor.training.objectives.distillation import CHUNK
+
+
+def power(value: int) -> str:
+    return f"2^{math.log2(value):.0f}"
+
+
+def listed(values: tuple[int, ...]) -> str:
+    *first, last = (f"{value:,}" for value in values)
+    return f"{', '.join(first)} and {last}"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+# Bounds, defaults and shares: sentences about constants.
+CONSTANTS = {
+    "docs/lab.md": [
+        f"A head has at most {endpoints.MAX_HEAD_DIM} features, a matrix {power(endpoints.MAX_ELEMENTS)} elements, a "
+        f"text {endpoints.MAX_TOKENS} tokens, a position is at most {power(endpoints.MAX_POSITION)}.",
+        f"Requests are computed in worker processes, {['one', 'two'][server.COMPUTING - 1]} at once; "
+        f"{workers.WAITING} wait",
+        f"A computation has {server.SECONDS:.0f} seconds, and on Linux {server.MEMORY / GIB:.0f} GiB of memory",
+        f"bounded by {server.FOLDER_SECONDS / 60:.0f} minutes alone",
+        f"A `config.json` that is posted has at most {CONFIG_BYTES / 2**20:.0f} MiB",
+    ],
+    "docs/serving.md": [f"a body above {MOST_BYTES / 2**20:.0f} MiB"],
+    "docs/checkpoints.md": [
+        f"with {template_worker.SECONDS:.0f} s of the processor per text, {template_worker.MEMORY / 2**20:.0f} MiB of "
+        f"memory and {template_worker.OUTPUT:,} characters.",
+        f"so is one of more than {TEMPLATE_BYTES / 2**20:.0f} MiB.",
+    ],
+    "docs/generation.md": [
+        f"by default what the folder says, or else {REPLY_TOKENS:,} or what is left",
+        f"a Triton kernel multiplies up to {MAX_ROWS} rows by the weights as they are",
+    ],
+    "docs/fine-tuning.md": [
+        f"Up to {MAX_ROWS} rows on a GPU are multiplied by a Triton kernel",
+        f"Logits are held for {CHUNK:,} tokens at a time.",
+        f"with its scale of {EmbedConfig().scale:.0f}.",
+    ],
+    "docs/training.md": [
+        f"Rows are as long as it was trained at, up to {LONGEST_ROW:,} tokens, {['three', 'four'][ROWS - 3]} to a "
+        "batch",
+    ],
+    "docs/long-context.md": [
+        f"AdamW, learning rate {LR:g} (`--lr`), no weight decay, {WARMUP} steps of warmup.".replace("e-0", "e-"),
+        f"Rows of more than {RECOMPUTE:,} tokens recompute their activations.",
+        f"such a window with the first {SINK_TOKENS} tokens visible",
+        f"`--targets` tokens of each row ({TARGETS}, or half of the smallest length)",
+        f"move by `--stride` ({STRIDE})",
+        f"**Intervals** have the level {share(LEVEL)}, by Student's t.",
+        f"Intervals are Wilson's, at {share(LEVEL)}.",
+        f"`--trials` prompts ({TRIALS})",
+        f"`--depths` places ({DEPTHS})",
+        f"{TRIALS} of {TRIALS} is {share(round(binomial_interval(TRIALS, TRIALS).low, 2))} to 100 %.",
+        f"in pieces of whole lines of at most {PIECE:,} characters",
+        f"in chunks of {GPU_CHUNK:,}, which is the default on a GPU",
+    ],
+    "docs/compare.md": [
+        f"The loss is measured at {listed(settings.LENGTHS)} times the trained length",
+        f"tested on problems of {listed(settings.SIZES_TESTED)} times as many",
+        f"The default is `{settings.TEXT_SCHEMES}`.",
+        f"bases of {listed(questions.BASES)}; that of `rotary` is 10,000",
+        f"A {['tenth', 'fifth'][texts.HELD_OUT > 0.1]} of the documents is held out",
+    ],
+    "docs/parallel.md": [
+        f"**Time** is matrix products at {share(MATMUL_SHARE)} of the device's peak and attention at "
+        f"{share(ATTENTION_SHARE)}, masks respected",
+        f"NVLink reaches {share(round(NVLINK_SHARE, 2))} of its bandwidth, and the network between nodes "
+        f"{share(round(NETWORK_SHARE, 2))}, with {1e6 * NETWORK_LATENCY:.0f} us per node and call.",
+        f"A device fills {share(MEMORY_SHARE)} of its memory at most.",
+        f"`--batch-tokens` tokens, {BATCH_TOKENS >> 20}m by default.",
+        f"The usable memory of a device is {find_hardware('h200').usable / GIB:.1f} GiB.",
+    ],
+    "docs/positions.md": [
+        f"Up to the position `L` ({FIREConfig().threshold:.0f} at first)",
+        f"a sequence that spans more than {XPosConfig().max_positions:,} positions",
+        f"`decay` is the {XPosConfig().decay:.0f};",
+    ],
+    "docs/design.md": [
+        f"**Blocks** process the queries {BLOCK} at a time.",
+        f"compiling a block raises that limit to {RECOMPILE_LIMIT}.",
+    ],
+}
+
+
+@pytest.mark.parametrize(("page", "said"), [(page, said) for page, all_said in CONSTANTS.items() for said in all_said])
+def test_sentences_about_bounds_and_defaults(page, said):
+    assert said in prose(page)
