@@ -94,7 +94,8 @@ def test_python_blocks_run(document, monkeypatch, tmp_path, llama_folders):
         namespace: dict[str, object] = {"__name__": document.stem}
         for block in found:
             # Empty lines in front make a traceback name the line of the document.
-            exec(compile("\n" * (block.line - 1) + block.text, str(document), "exec"), namespace)
+            code = "\n" * (block.line - 1) + block.text
+            exec(compile(code, str(document), "exec", dont_inherit=True), namespace)
 
 
 @pytest.mark.parametrize("document", CHAPTERS, ids=name_of)

@@ -18,6 +18,7 @@ def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
     latex = node.astext().strip()
     if display == "block" and r"\begin" not in latex and BLOCK.search(latex):
         latex = rf"\begin{{aligned}}{latex}\end{{aligned}}"
+    latex = latex.replace("{aligned}", "{align*}")  # the same, by the name that the converter knows
     try:
         found = convert(latex, display=display)
     except Exception as error:
@@ -25,6 +26,8 @@ def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
         raise nodes.SkipNode from None
     if unknown := re.findall(r">\s*(\\[A-Za-z]+)", found):
         logger.warning("the formula %r has commands without MathML: %s", latex, ", ".join(unknown), location=node)
+    if "<mi>&</mi>" in found:
+        logger.warning("the formula %r has an alignment in an environment without MathML", latex, location=node)
     return found
 
 
