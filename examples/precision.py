@@ -64,6 +64,11 @@ def worst_errors() -> dict[str, list[float]]:
     return errors
 
 
+def small_llama() -> phasor.Transformer:
+    torch.manual_seed(0)
+    return phasor.Transformer(phasor.preset("llama-3.1", dim=128, num_heads=8, num_layers=4, vocab_size=1000)).eval()
+
+
 def logit_changes(model: phasor.Transformer) -> dict[int, float]:
     """How much the logits of a text change when its positions are shifted by 2^p, relative to their size, by p."""
     torch.manual_seed(0)
@@ -111,9 +116,8 @@ def main() -> None:
     args = parser.parse_args()
     console = Console()
 
-    config = phasor.preset("llama-3.1", dim=128, num_heads=8, num_layers=4, vocab_size=1000)
-    torch.manual_seed(0)
-    model = phasor.Transformer(config).eval()
+    model = small_llama()
+    config = model.config
     count = sum(p.numel() for p in model.parameters())
     console.print(
         f"A small Llama 3.1: {count:,} parameters, {config.num_layers} layers, head dimension {config.head_dim}."

@@ -195,6 +195,20 @@ def the_default_run() -> list[str]:
     ]
 
 
+def dequantized_products() -> list[str]:
+    """Half a byte is read, and two are written and read again."""
+    machine, moved, rows = results("bench-h200"), 0.5 + 2 + 2, 8192
+    share = (moved / machine["bandwidth"]) / (2 * rows / machine["arithmetic"])
+    return [
+        f"that moves {moved} bytes per weight, and takes {100 * share:.0f} % of the time of a product with {rows:,} "
+        "rows at the bandwidth and arithmetic that `phasor bench` measured on an H200.",
+    ]
+
+
+def minutes() -> list[str]:
+    return [f"{['one', 'two', 'three', 'four'][round(results('language-model')['seconds'] / 60) - 1]} minutes"]
+
+
 def comparisons() -> list[str]:
     one, every = results("compare"), results("compare-all")
     assert one["parameters"] == every["parameters"]
@@ -233,7 +247,10 @@ FINDINGS = {
         training_on_a_gpu, decoding_on_a_gpu, latent_attention, sparse_attention, scaling, quantized_weights,
         errors_on_a_gpu, rotary,
     ],
-    "docs/training.md": [training_on_a_cpu, translation, the_default_run],
+    "docs/training.md": [training_on_a_cpu, translation, the_default_run, minutes],
+    "docs/fine-tuning.md": [dequantized_products],
+    "docs/commands.md": [minutes],
+    "README.md": [minutes],
     "docs/compare.md": [comparisons],
     "docs/long-context.md": [streams],
 }  # fmt: skip

@@ -111,6 +111,7 @@ ELSEWHERE = {
     "parallel.md: | row | devices": "tests/parallel/test_guide.py",
     "parallel.md: | compared with": "tests/parallel/test_published_steps.py and test_plan_memory.py",
     "positions.md: | positions up to": "test_errors_by_position_are_those_of_the_example",
+    "positions.md: | shifted by": "test_changes_of_logits_are_those_of_the_example",
     "positions.md: | mistake": "formulas",
     "speed.md: | workload | times": "test_sizes_of_the_workload_of_adapters",
     "training.md: | recipe": "test_sizes_of_recipes",
@@ -119,11 +120,12 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_tables_of_figures_are_in_files(page):
-    """Every table with a unit or a decimal point in it is in a part that names its files."""
+    """Every table with a unit, a decimal point or a negative power of ten is in a part that names its files."""
     checked = [table for part, _ in PARTS.values() for table in TABLE.findall(part)]
     for table in TABLE.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         figures = FIGURE.findall("".join(table.splitlines(keepends=True)[2:]))
-        if any(unit or "." in figure for figure, unit in figures) and table not in checked:
+        small = re.search(r"\de-\d", table)
+        if (small or any(unit or "." in figure for figure, unit in figures)) and table not in checked:
             assert f"{page.name}: {table}".startswith(tuple(ELSEWHERE)), table.splitlines()[0]
 
 
@@ -139,6 +141,19 @@ def test_errors_by_position_are_those_of_the_example(monkeypatch):
     for power, cells in shown:
         measured = [errors[name][precision.POWERS.index(int(power))] for name in errors]
         assert [float(cell) for cell in cells.split("|")] == pytest.approx(measured, rel=0.05)  # of two digits
+
+
+def test_changes_of_logits_are_those_of_the_example(monkeypatch):
+    """The last bits of logits in float32, which differ between processors by less than a factor of 2."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    precision = importlib.import_module("precision")
+    changes = precision.logit_changes(precision.small_llama())
+    shown = re.findall(
+        r"^\| 2\^(\d+) \| (\S+e-\d) \|$", (ROOT / "docs" / "positions.md").read_text(encoding="utf-8"), re.M
+    )
+    assert [int(power) for power, _ in shown] == list(changes)
+    for power, change in shown:
+        assert changes[int(power)] / 2 < float(change) < 2 * changes[int(power)]
 
 
 @pytest.mark.parametrize(

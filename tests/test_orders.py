@@ -1,11 +1,22 @@
 """Orders in sentences of the pages, as `a` < `b`, are those that the results say are shown."""
 
 import json
+from functools import cache
+from itertools import pairwise
+from typing import Any
 
 import pytest
-from test_pages import ROOT, prose
+from test_pages import ROOT, prose, rows, section
+
+from phasor.evaluation.lengths_report import order_groups
 
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+@cache
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
 
 # What a page says, of which results, the orders in it that are shown, and those that are not.
 UNTUNED, TUNED = "untuned, one factor for 2048", "after 400 steps, one factor for 4096"
@@ -48,8 +59,75 @@ ORDERS = {
 def test_orders_are_those_of_the_results(name):
     said, (file, part), shown, hidden = ORDERS[name]
     assert said in prose(f"docs/{name.partition(':')[0]}")
-    stated = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["results"][part]["orders"]
+    stated = results(file)["results"][part]["orders"]
     assert set(shown) <= set(stated)
     for pair in hidden:
         first, _, second = pair.split()
         assert any(order.startswith((f"{pair}:", f"{second} < {first}:")) for order in stated)
+
+
+def shown_pairs(statements: list[str]) -> dict[tuple[str, str], bool]:
+    """Whether an order is shown, by its two names, the lower loss first."""
+    return {
+        tuple(statement.partition(":")[0].split(" < ")): not statement.endswith("not shown") for statement in statements
+    }
+
+
+def groups(name: str, length: int) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    pairs = shown_pairs(results(name)["orders"][str(length)])
+    orders = [
+        {"length": length, "first": first, "second": second, "shown": shown} for (first, second), shown in pairs.items()
+    ]
+    return order_groups({"orders": orders}, length)
+
+
+def test_orders_of_the_default_comparison():
+    said = (
+        "Shown at 1,024 tokens: `alibi` and the window < `t5`, `none` and `rotary` < `sinusoidal`; `alibi` < the "
+        "window is not shown, and neither is an order among `t5`, `none` and `rotary`. No untuned extension of "
+        "rotary reads as well as its window; of them `yarn` and `dynamic-yarn` are best at 1,024."
+    )
+    assert said in prose("docs/compare.md")
+    tiers, within = groups("compare", 1024)
+    assert [set(tier) for tier in tiers] == [{"alibi", "rotary (window)"}, {"t5", "none", "rotary"}, {"sinusoidal"}]
+    assert within == []
+    extensions = shown_pairs(results("compare")["orders_of_extensions"]["1024"])
+    assert all(extensions["window", name] for _, name in extensions if name not in ("window", "sinks"))
+    best = [
+        name for name in dict.fromkeys(name for pair in extensions for name in pair) if name not in ("window", "sinks")
+    ]
+    assert best[:2] == ["yarn", "dynamic-yarn"]
+    assert all(extensions[first, other] for first in best[:2] for other in best[2:])
+
+
+def test_orders_beside_published_ones():
+    said = (
+        "ALiBi is better than the others at 4, 8 and 16 times the trained length, and rotary better than sinusoidal, "
+        "as published. T5 biases are worse than rotary at 2, 4 and 8 times, the opposite of what is published; at 16 "
+        "times they are not apart."
+    )
+    assert said in prose("docs/compare.md")
+    shown = {length: shown_pairs(found) for length, found in results("compare")["orders"].items()}
+    trained = results("compare")["trained_length"]
+    for times in (4, 8, 16):
+        pairs = shown[str(times * trained)]
+        assert all(pairs["alibi", other] for other in ("rotary", "t5", "sinusoidal"))
+        assert pairs["rotary", "sinusoidal"]
+    assert all(shown[str(times * trained)]["rotary", "t5"] for times in (2, 4, 8))
+    assert not shown[str(16 * trained)]["t5", "rotary"]
+
+
+def test_orders_of_all_schemes():
+    said = (
+        "Shown at 1,024 tokens: `forget` and `sandwich` < `kerple`, `combined`, `alibi` and `transformerxl` < the "
+        "window < `pope` < all but the last three < `sinusoidal` < `learned` < `counting`."
+    )
+    assert said in prose("docs/compare.md")
+    tiers, _ = groups("compare-all", 1024)
+    named = [["forget", "sandwich"], ["kerple", "combined", "alibi", "transformerxl"], ["rotary (window)"], ["pope"]]
+    last = [["sinusoidal"], ["learned"], ["counting"]]
+    assert [sorted(tier) for tier in tiers[:4] + tiers[5:]] == [sorted(tier) for tier in named + last]
+    table = [cells for cells in rows(section("docs/compare.md", "All schemes")) if len(cells) == 5]
+    assert len(table) == sum(map(len, tiers))
+    losses = [float(cells[3]) for cells in table]
+    assert all(low <= high for low, high in pairwise(losses))

@@ -153,6 +153,7 @@ def test_a_comparison_on_texts_is_resumed_and_refused_when_its_data_change(tmp_p
     before = texts.train_recipe
     monkeypatch.setattr("phasor.evaluation.compare.comparison.train_recipe", train_once)
     printed = run_phasor("compare", "--out", str(out), "--schemes", "learned,rotary", "--data", data, *arguments())
+    assert f"report   {out / 'compare.html'}" in printed
     assert "rotary (yarn)" in printed
     assert trained == [("learned", 0)]
     html = (out / "compare.html").read_text()
