@@ -126,3 +126,22 @@ def test_families_compute_what_peft_does_and_write_its_tensors(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ALWAYS])
 def test_all_other_families_do_too(name, tmp_path):
     check_family(name, tmp_path)
+
+
+def test_an_adapter_of_a_model_from_no_folder_of_theirs(tmp_path):
+    """The names are those of the family that the base is saved as."""
+    sizes = {"dim": 48, "num_heads": 3, "num_layers": 2, "hidden_dim": 63, "vocab_size": 59}
+    phasor.save(phasor.Transformer(phasor.preset("llama-2", **sizes)), tmp_path / "own")
+    phasor.save(phasor.load(tmp_path / "own"), tmp_path / "base", format="hf")
+    model = phasor.load(tmp_path / "own")
+    phasor.add_adapter(model, phasor.LoRAConfig(rank=4, targets=("attention", "feedforward", "head")))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora." in name:
+                weight.normal_(std=0.1)
+    phasor.save(model, tmp_path / "adapter", format="peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    tokens = torch.randint(0, 59, (2, 17))
+    with torch.no_grad():
+        torch.testing.assert_close(model.double()(tokens), theirs(tokens).logits, rtol=0, atol=1e-6)

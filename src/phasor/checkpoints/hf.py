@@ -33,7 +33,7 @@ from phasor.checkpoints.sentence_transformers import (
     dense_rules,
     include_dense,
     read_back,
-    weights_without_dense,
+    weights_of_family,
     write_pooling,
 )
 from phasor.checkpoints.sentencepiece_folders import load_sentencepiece, remove_copies
@@ -244,7 +244,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     """Write a model into an empty folder, as a family of transformers that computes the same."""
     origin: Origin | None = model.origin
     family, written = choose_family(model)
-    ours = weights_without_dense(model)
+    ours = weights_of_family(model)
     wanted = expand_rules(family.all_rules(model.config), model.config, ours)
     own = own_origin(model, family)
     kept = {} if own is None else own.passthrough
@@ -386,7 +386,7 @@ def write_config(model: Transformer, family: Family) -> dict[str, Any]:
     written |= {"architectures": [family.architecture(config, passthrough)], "model_type": family.model_type}
     written = {"tie_word_embeddings": config.embedding.tied} | trained_length_fields(config) | written
     names = [
-        assignment.theirs for assignment in expand_rules(family.all_rules(config), config, weights_without_dense(model))
+        assignment.theirs for assignment in expand_rules(family.all_rules(config), config, weights_of_family(model))
     ]
     read = family.read_whole(Fields(written, Path(CONFIG), names, strict=True))
     read = read.replace(embedding=read.embedding.replace(tied=config.embedding.tied))

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from phasor.adapters.layers import is_extra
 from phasor.checkpoints.folder import (
     CONFIG,
     MODULES,
@@ -110,9 +111,9 @@ def dense_rules(head: HeadConfig) -> Iterator[Rule]:
         yield from linear(f"{DENSE}{i}", f"{dense_module(i)}/linear")
 
 
-def weights_without_dense(model: Transformer) -> dict[str, Tensor]:
-    """A model's weights but for those of dense layers, which are in folders of their own."""
-    return {name: weight for name, weight in model.state_dict().items() if not name.startswith(DENSE)}
+def weights_of_family(model: Transformer) -> dict[str, Tensor]:
+    """A model's weights but for those of adapters and of dense layers, which are in folders of their own."""
+    return {name: weight for name, weight in model.state_dict().items() if not is_extra(name)}
 
 
 def read_settings(file: Path) -> Fields:
