@@ -423,3 +423,23 @@ def test_code_spans_are_on_one_line(page):
     lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
     broken = [line for line in lines if line.count("`") % 2]
     assert not broken, f"{page.name} breaks a code span: {broken[0]}"
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_commands_stand_in_the_order_of_the_help(page):
+    spans = code_spans(section(page, READMES[page]["commands"]))
+    shown = [name for span in spans if (name := span.removeprefix("phasor ")) in VERBS]
+    assert shown == list(VERBS), f"{page}: commands in the order of phasor --help"
+
+
+def test_readmes_have_the_same_figures():
+    """Numbers in digits, where the Chinese page may count in units of 10^4 and 10^8."""
+    english, chinese = (FENCE.sub("", read(page)) for page in READMES)
+    for unit, power in (("万", 4), ("亿", 8)):
+        for figure in re.findall(rf"([\d.]+) ?{unit}", chinese):
+            value = float(figure) * 10**power
+            scale, word = (1e9, "B") if value >= 1e9 else (1e6, "million")
+            assert f"{value / scale:g} {word}" in english.replace("\n", " "), f"{figure} {unit}"
+            chinese = re.sub(rf"{re.escape(figure)} ?{unit}", f"{value / scale:g}", chinese, count=1)
+    numbers = [sorted(re.findall(r"(?<![\w.])\d+(?:[.,]\d+)*", text)) for text in (english, chinese)]
+    assert numbers[0] == numbers[1]
