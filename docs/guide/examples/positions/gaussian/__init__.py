@@ -1,0 +1,1 @@
+"""A Gaussian around every query, on the scores."""
