@@ -163,7 +163,7 @@ def describe_run(folder: Folder, request: CurvesRequest) -> dict[str, Any]:
     if marker is None:
         return {**about, "error": f"{folder.name}/run.json is not the marker of a run"}
     recipe = marker.recipe
-    task, data = recipe.get("task"), recipe.get("data") or {}
+    task, data = recipe.get("task", ""), recipe.get("data") or {}
     names = [request.metric, VALID] if request.metric == TRAIN else [request.metric]
     curves = {name: downsample(*metrics.curves[name], request.points) for name in names if name in metrics.curves}
     final = {name: values[-1] for name, (_, values) in metrics.curves.items() if name in (TRAIN, VALID)}
