@@ -23,6 +23,7 @@ extensions = [
     "extensions.languages",
     "extensions.mathml",
     "extensions.plots",
+    "extensions.reference",
     "extensions.repository",
 ]
 exclude_patterns = ["extensions", "static", "templates", "zh"]
@@ -31,6 +32,9 @@ needs_sphinx = "8.2"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 6
+
+nitpick_ignore_regex = [("py:.*", r"(?!phasor\.).*")]  # types of others, whose documentation is elsewhere
+python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_static_path = ["static"]
@@ -54,6 +58,8 @@ html_theme_options = {
         "color-brand-content": colors["query-text"],
         "color-brand-visited": colors["query-text"],
         "color-code-background": colors["paper"],
+        "color-api-name": colors["query-text"],
+        "color-api-pre-name": colors["soft"],
         "color-lab": colors["key-text"],
         "font-stack": FONT,
     }
