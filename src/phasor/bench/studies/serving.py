@@ -8,16 +8,20 @@ first token and between tokens are those of their callers.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from phasor.bench.chart import OURS
 from phasor.bench.peers import is_installed, transformers_model
 from phasor.bench.study import Study
 from phasor.config.schema import Config
@@ -30,7 +34,8 @@ from phasor.transformer import Transformer
 class ServingSettings(Config):
     """Requests, how many at once, the ranges of their tokens, and arrivals at a share of the rate that was reached.
 
-    `static` are sizes of batches that begin and end together. `sequential` are how many requests are timed alone.
+    `static` are sizes of batches that begin and end together, and `concurrency` how many the engine computes at once.
+    `sequential` are how many requests are timed alone.
     """
 
     requests: int = 256
@@ -38,6 +43,7 @@ class ServingSettings(Config):
     prompt: tuple[int, int] = (16, 1024)
     new: tuple[int, int] = (16, 512)
     static: tuple[int, ...] = (64, 128, 256)
+    concurrency: tuple[int, ...] = (1, 4, 16, 64)
     sequential: int = 8
     checked: int = 8
     share: float = 0.8
@@ -55,9 +61,26 @@ class ServingSettings(Config):
 
 
 GPU = ServingSettings()
-CPU = ServingSettings(requests=32, at_once=16, prompt=(16, 96), new=(16, 64), static=(16,), sequential=32, checked=2)
+CPU = ServingSettings(
+    requests=32,
+    at_once=16,
+    prompt=(16, 96),
+    new=(16, 64),
+    static=(16,),
+    concurrency=(1, 2, 4, 8),
+    sequential=32,
+    checked=2,
+)
 TINY = ServingSettings(
-    requests=6, at_once=3, prompt=(2, 9), new=(2, 6), static=(3,), sequential=2, checked=6, peer=False
+    requests=6,
+    at_once=3,
+    prompt=(2, 9),
+    new=(2, 6),
+    static=(3,),
+    concurrency=(1, 2),
+    sequential=2,
+    checked=6,
+    peer=False,
 )
 
 
@@ -79,6 +102,7 @@ def run(study: Study) -> None:
     check(study, model, requests)
     study.result |= {
         "shape": sizes,
+        "at_once": settings.at_once,
         "tokens in": sum(len(request.prompt) for request in requests),
         "tokens out": sum(request.new for request in requests),
     }
@@ -86,10 +110,12 @@ def run(study: Study) -> None:
     time_requests(study, "sequential", some, lambda: [alone(model, request) for request in some])
     for size in settings.static:
         time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size))
+    for size in settings.concurrency:
+        time_requests(study, f"engine, {size} at once", requests, partial(together, model, requests, size))
     for deterministic in (False, True) if settings.deterministic else (False,):
         who = "engine, deterministic" if deterministic else "engine"
         rate = time_requests(
-            study, who, requests, partial(together, model, requests, settings, deterministic=deterministic)
+            study, who, requests, partial(together, model, requests, settings.at_once, deterministic=deterministic)
         )
         study.add_row({"who": f"{who}, arrivals", **arrivals(study, model, requests, rate, deterministic)})
     if settings.peer and is_installed("transformers"):
@@ -120,7 +146,7 @@ def check(study: Study, model: Transformer, requests: Sequence[Request]) -> None
     chosen = requests[: study.settings.checked]
     expected = [generate(exact, request.prompt, max_new_tokens=min(request.new, 32)) for request in chosen]
     short = [Request(request.prompt, min(request.new, 32)) for request in chosen]
-    if together(exact, short, study.settings, deterministic=False) != expected:
+    if together(exact, short, study.settings.at_once) != expected:
         raise ValueError("the engine does not give the tokens of generate: nothing is timed")
 
 
@@ -144,9 +170,9 @@ def static(model: Transformer, requests: Sequence[Request], size: int) -> None:
 
 
 def together(
-    model: Transformer, requests: Sequence[Request], settings: ServingSettings, *, deterministic: bool
+    model: Transformer, requests: Sequence[Request], at_once: int, *, deterministic: bool = False
 ) -> list[list[int]]:
-    with Engine(model, max_rows=settings.at_once, deterministic=deterministic) as engine:
+    with Engine(model, max_rows=at_once, deterministic=deterministic) as engine:
         handles = [engine.submit(request.prompt, max_new_tokens=request.new) for request in requests]
         return [handle.result().tokens for handle in handles]
 
@@ -221,3 +247,35 @@ def percentile(values: Sequence[float], share: int) -> float:
     if not values:
         return 0.0
     return sorted(values)[max(0, -(-len(values) * share // 100) - 1)]
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """New tokens per second against the requests that are computed at once; the others as lines across."""
+    from matplotlib.figure import Figure
+
+    rates = {row["who"]: row["tokens_per_second"] for row in result["rows"] if "tokens_per_second" in row}
+    at_once = {int(who.split()[1]): rate for who, rate in rates.items() if re.fullmatch(r"engine, \d+ at once", who)}
+    at_once[result["at_once"]] = rates["engine"]
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    panel = figure.subplots()
+    sizes = sorted(at_once)
+    panel.plot(sizes, [at_once[size] for size in sizes], marker="o", color=OURS, label="engine")
+    if "engine, deterministic" in rates:
+        panel.plot(
+            sizes[-1:], [rates["engine, deterministic"]], "s", color=OURS, mfc="white", label="the same bits for each"
+        )
+    styles = ("--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
+    others = {who: rate for who, rate in rates.items() if not who.startswith("engine")}
+    for (who, rate), style in zip(others.items(), itertools.cycle(styles)):
+        panel.axhline(
+            rate, color="#707070", linestyle=style, linewidth=1.2, label=who.replace("sequential", "one by one")
+        )
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(sizes, [str(size) for size in sizes])
+    panel.minorticks_off()
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("requests computed at once")
+    panel.set_ylabel("new tokens per second")
+    panel.legend(frameon=False)
+    panel.set_title(f"{result['device']}, torch {result['torch']}", fontsize=10)
+    figure.savefig(path, dpi=130)
