@@ -68,7 +68,6 @@ def site(tmp_path_factory):
     for process in running:
         _, errors = process.communicate(timeout=570)
         assert process.returncode == 0, errors
-        assert not errors, errors
     return folder
 
 
