@@ -210,9 +210,9 @@ def open_page(chromium, base):
     ("language", "query", "expected"),
     [
         ("zh", "位置", "guide/order.html"),
-        ("zh", "旋转位置编码", "guide/rotary.html"),
+        pytest.param("zh", "旋转位置编码", "guide/rotary.html", marks=pytest.mark.slow),
         ("en", "rotary frequencies", "guide/rotary.html"),
-        ("en", "YaRN", "reference/configurations.html"),
+        pytest.param("en", "YaRN", "reference/configurations.html", marks=pytest.mark.slow),
     ],
 )
 def test_search_finds_pages(open_page, language, query, expected):
