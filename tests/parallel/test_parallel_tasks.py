@@ -1,7 +1,4 @@
-"""Tasks on two processes: losses are those of one, and a run that is stopped resumes in the same bits.
-
-Of `embed` each process has the candidates of its own rows, so that its losses are others.
-"""
+"""Tasks on two processes: losses are those of one, and a run that is stopped resumes in the same bits."""
 
 import json
 import os
@@ -20,7 +17,7 @@ from phasor.training.progress import TrainingProgress
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
-TASKS = ["chat", "preference", "adapter preference", "classify", "distill", "mixture"]
+TASKS = ["chat", "preference", "adapter preference", "classify", "embed", "distill", "mixture"]
 STOPPED = "adapter preference"
 
 

@@ -16,6 +16,7 @@ from phasor.checkpoints.tensors import TensorSource, file_order
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.nn.block import set_up_compiler
+from phasor.parallel.exchange import Axis
 from phasor.parallel.load import prepare_inference, sharded_copy
 from phasor.parallel.loss import local_loss
 from phasor.parallel.processes import JoinedProcesses
@@ -45,6 +46,8 @@ class ShardedTrainer(Trainer):
     ) -> None:
         self.processes, self.stop, self.initial = processes, stop, weights
         super().__init__(model, recipe, steps)
+        axes = [Axis.of(processes.mesh, name) for name in ("shard", "replicate")]
+        self.objective.row_axes = tuple(axis for axis in axes if axis.size > 1)
 
     def place(self, model: Transformer) -> Transformer:
         """The model in the dtype of its parameters; its blocks move to the device one by one, when FSDP cuts them."""

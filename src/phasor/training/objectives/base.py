@@ -15,6 +15,7 @@ from phasor.data.store import Progress
 from phasor.nn.heads import BALANCE_WEIGHT
 from phasor.nn.moe import balance_of, mixtures_of, routed_tokens
 from phasor.nn.record import Record
+from phasor.parallel.exchange import Axis
 from phasor.parallel.tokens import ALL_TOKENS, TokenShare
 from phasor.transformer import Transformer
 
@@ -34,7 +35,7 @@ class Objective:
     `mean_loss`. With `varied_batches` nearly every batch has another shape. The loss of tokens that are cut over a
     mesh's axes `context` and `tensor` needs `cuts_tokens`: `mean_loss` then takes its `share` of each row. With
     `reads_other_rows` a forward has more rows than the tokens of a batch. Where there are `metrics`, `mean_loss` leaves
-    their values in `measured`, means as the loss is.
+    their values in `measured`, means as the loss is. Along `row_axes` of a mesh processes have other rows of a batch.
     """
 
     shapes: ClassVar[tuple[Shape, ...]] = ()
@@ -46,6 +47,7 @@ class Objective:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.measured: Tensor | None = None  # [metrics]
+        self.row_axes: tuple[Axis, ...] = ()
 
     def head(self, given: ModelConfig | None, labels: tuple[str, ...] = ()) -> dict[str, Any]:
         """Fields of the head of a fresh model, below those of the recipe; `given` is its preset, if it names one."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from phasor.config import HeadConfig, ModelConfig, PooledHeadConfig
 from phasor.data.batch import Batch
 from phasor.nn.record import Record
+from phasor.parallel.exchange import gather_tokens
 from phasor.parallel.tokens import ALL_TOKENS, TokenShare
 from phasor.training.objectives.base import Objective
 from phasor.training.objectives.pooled import embed_batch
@@ -23,7 +24,7 @@ class ContrastiveEmbedding(Objective):
     """`task: embed`: each anchor's positive among all candidates of the batch, by scaled cosine similarities.
 
     That is the InfoNCE loss (van den Oord et al. 2018), which sentence-transformers calls
-    MultipleNegativesRankingLoss. Of several processes each has the candidates of its own rows.
+    MultipleNegativesRankingLoss. Several processes exchange their candidates, so that the loss is that of one.
     """
 
     shapes = ("encoder", "decoder")
@@ -56,9 +57,19 @@ class ContrastiveEmbedding(Objective):
         anchors, candidates = embed_batch(model, batch, record)
         assert batch.candidate_mask is not None
         real = batch.candidate_mask.any(-1) & (batch.weights > 0)  # [B, K]
-        scores = self.recipe.embed.scale * anchors @ candidates.flatten(0, 1).T  # [B, B K]
-        scores = scores.masked_fill(~real.flatten(), -torch.inf)
-        own = torch.arange(len(anchors), device=scores.device) * real.shape[1]
+        everyone, before = self.of_all_processes(candidates.flatten(0, 1))  # [P B K, features]
+        of_everyone, _ = self.of_all_processes(real.flatten().to(everyone.dtype))
+        scores = self.recipe.embed.scale * anchors @ everyone.T  # [B, P B K]
+        scores = scores.masked_fill(of_everyone == 0, -torch.inf)
+        own = before + torch.arange(len(anchors), device=scores.device) * real.shape[1]
         each = F.cross_entropy(scores, own, reduction="none")
         weights = batch.weights[:, 0]
         return torch.where(weights > 0, each * weights, 0.0).sum() / weights.sum().clamp(min=1.0)
+
+    def of_all_processes(self, rows: Tensor) -> tuple[Tensor, int]:
+        """The rows of all processes that share a batch, and how many of them stand before those of this one."""
+        before, count = 0, len(rows)
+        for axis in self.row_axes:
+            rows = gather_tokens(rows[None], axis)[0]
+            before, count = before + axis.index * count, count * axis.size
+        return rows, before
