@@ -6,7 +6,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "src")]
 
-from extensions.colors import COLORS  # noqa: E402
+from sphinx_extensions.colors import COLORS  # noqa: E402
 
 import phasor  # noqa: E402
 
@@ -18,15 +18,15 @@ html_title = f"phasor {release}"
 
 extensions = [
     "myst_parser",
-    "extensions.chinese_search",
-    "extensions.lab_links",
-    "extensions.languages",
-    "extensions.mathml",
-    "extensions.plots",
-    "extensions.reference",
-    "extensions.repository",
+    "sphinx_extensions.chinese_search",
+    "sphinx_extensions.lab_links",
+    "sphinx_extensions.languages",
+    "sphinx_extensions.mathml",
+    "sphinx_extensions.plots",
+    "sphinx_extensions.reference",
+    "sphinx_extensions.repository",
 ]
-exclude_patterns = ["extensions", "static", "templates", "zh"]
+exclude_patterns = ["sphinx_extensions", "static", "templates", "zh"]
 templates_path = ["templates"]
 needs_sphinx = "8.2"
 

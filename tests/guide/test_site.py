@@ -26,8 +26,8 @@ from phasor.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
-from extensions.colors import COLORS  # noqa: E402
-from extensions.docstrings import to_markdown  # noqa: E402
+from sphinx_extensions.colors import COLORS  # noqa: E402
+from sphinx_extensions.docstrings import to_markdown  # noqa: E402
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from extensions.repository import ROOT, SITES, page_of
+from sphinx_extensions.repository import ROOT, SITES, page_of
 
 OTHER = {"en": ("zh", "中文", "zh-CN"), "zh": ("en", "English", "en")}
 

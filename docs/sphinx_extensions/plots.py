@@ -19,7 +19,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from extensions.colors import COLORS
+from sphinx_extensions.colors import COLORS
 
 matplotlib.use("agg")
 

@@ -13,11 +13,11 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import phasor
-from extensions.docstrings import document, escape, to_markdown
-from extensions.repository import ROOT
 from phasor.cli import VERBS
 from phasor.cli.parser import Verb
 from phasor.inspect.kinds import CHOICES
+from sphinx_extensions.docstrings import document, escape, to_markdown
+from sphinx_extensions.repository import ROOT
 
 COMMANDS = ROOT / "docs" / "commands.md"
 
