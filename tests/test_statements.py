@@ -4,13 +4,16 @@ Findings are in test_findings.py, figures of tables in test_measurements.py.
 """
 
 import math
+import re
 
 import pytest
-from test_pages import prose
+from test_pages import ROOT, prose
 
+import phasor
 from phasor.checkpoints import template_worker
 from phasor.checkpoints.chat_template import TEMPLATE_BYTES
 from phasor.cli.train import LONGEST_ROW, ROWS
+from phasor.config import PositionConfig
 from phasor.config.embed import EmbedConfig
 from phasor.data.encoding import PIECE
 from phasor.evaluation.compare import questions, settings, texts
@@ -20,6 +23,7 @@ from phasor.evaluation.retrieval.evaluate import DEPTHS, TRIALS
 from phasor.evaluation.stream import GPU_CHUNK
 from phasor.evaluation.variants import SINK_TOKENS
 from phasor.generation.chat import REPLY_TOKENS
+from phasor.generation.runners import fused
 from phasor.lab import endpoints, server, workers
 from phasor.lab.views.extension import CONFIG_BYTES
 from phasor.nn.block import RECOMPILE_LIMIT
@@ -131,3 +135,21 @@ CONSTANTS = {
 @pytest.mark.parametrize(("page", "said"), [(page, said) for page, all_said in CONSTANTS.items() for said in all_said])
 def test_sentences_about_bounds_and_defaults(page, said):
     assert said in prose(page)
+
+
+def test_the_guide_names_the_schemes_that_no_fused_kernel_of_decoding_computes():
+    page = (ROOT / "docs" / "guide" / "choosing.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| attention in the fused kernels"))
+    said = row.split("|")[2]
+    groups = {
+        "several axes": ("axial", "mrope"),
+        "products with vectors": ("shaw", "transformerxl", "cope", "disentangled"),
+    }
+    named = {kind for group, kinds in groups.items() if group in said for kind in kinds}
+    found = set()
+    for kind in PositionConfig.kinds.keys() - {"combined"}:
+        sizes = {"dim": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 9, "max_length": 16}
+        model = phasor.Transformer(phasor.preset("llama-2", **sizes, position=kind))
+        if fused.attention_why_not(*fused.layers_of(model.decoder)[0]) is not None:
+            found.add(kind)
+    assert named | set(re.findall(r"`(\w+)`", said)) == found
