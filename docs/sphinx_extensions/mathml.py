@@ -1,6 +1,7 @@
 """Formulas as MathML, written when the site is built: the pages need no script for them."""
 
 import re
+from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -11,6 +12,14 @@ from sphinx.writers.html5 import HTML5Translator
 
 logger = logging.getLogger(__name__)
 BLOCK = re.compile(r"&(?!\w+;)|\\\\")  # an alignment or a line break, which a block may have without an environment
+
+# LaTeX leaves a thin space on both sides of the name of a function, unless a parenthesis follows.
+NAMES = [f"<mi>{name}</mi>" for name in ("cos", "ln", "sin")]
+BEFORE = rf"(?:(?<=</m[in]>)|(?<=</msub>))(?={'|'.join(NAMES)})"
+AFTER = rf"(?:{'|'.join(f'(?<={name})' for name in NAMES)})(?=<m(?:[in]>|sub|frac))"
+GAPS = re.compile(f"{BEFORE}|{AFTER}")
+# Browsers break lines between a formula and what stands beside it, even a comma.
+PUNCTUATED = re.compile(r"([(（“]*<math\b(?:(?!</math>).)*</math>[,.;:!?)，。；：！？、）”]+)", re.DOTALL)
 
 
 def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
@@ -28,7 +37,7 @@ def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
         logger.warning("the formula %r has commands without MathML: %s", latex, ", ".join(unknown), location=node)
     if "<mi>&</mi>" in found:
         logger.warning("the formula %r has an alignment in an environment without MathML", latex, location=node)
-    return found
+    return GAPS.sub('<mspace width="0.167em" />', found)
 
 
 def visit_math(self: HTML5Translator, node: nodes.math) -> None:
@@ -50,7 +59,14 @@ def visit_math_block(self: HTML5Translator, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def keep_punctuation(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Have no line begin with the punctuation behind a formula."""
+    if "body" in context:
+        context["body"] = PUNCTUATED.sub(r'<span class="unbroken">\1</span>', context["body"])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("html-page-context", keep_punctuation)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from docutils import nodes
 from lab.browser import ARGUMENTS, CHROMIUM, MISSING, serve, visit
 from markdown_it.renderer import RendererHTML
 from myst_parser.config.main import MdParserConfig
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
 from sphinx_extensions.colors import COLORS  # noqa: E402
 from sphinx_extensions.docstrings import to_markdown  # noqa: E402
+from sphinx_extensions.mathml import to_mathml  # noqa: E402
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
@@ -130,6 +132,14 @@ def test_formulas_are_mathml(pages):
     for name, page in pages.items():
         assert page.classes["math"] <= page.tags["math"], f"{name} has formulas that are not MathML"
         assert "annotation" not in page.tags
+
+
+def test_names_of_functions_stand_apart():
+    gap = '<mspace width="0.167em" />'
+    shown = to_mathml(nodes.math("", r"u\cos a - 2\sin(b) + \ln\frac{c}{2}"), "inline")
+    assert f"<mi>u</mi>{gap}<mi>cos</mi>{gap}<mi>a</mi>" in shown
+    assert f"<mn>2</mn>{gap}<mi>sin</mi><mo" in shown
+    assert f"<mi>ln</mi>{gap}<mfrac>" in shown
 
 
 def test_docstrings_become_markdown_that_says_the_same():
@@ -261,6 +271,32 @@ def test_colors_are_those_of_the_lab(open_page, theme):
     assert seen[:2] == expected
     assert seen[2]
     assert all(f"only-{theme}" in classes for classes in seen[2])
+
+
+@pytest.mark.parametrize("name", ["en/guide/rotary", "zh/guide/rotary"])
+def test_no_line_begins_with_the_punctuation_behind_a_formula(open_page, name):
+    one = open_page(f"{name}.html", width=390)
+    lines = one.page.evaluate("""() => [...document.querySelectorAll("article p math")].map((formula) => {
+      const next = formula.nextSibling;
+      if (!/^[,.;:!?)，。；：！？、）]/.test(next?.textContent ?? "")) return null;
+      const range = document.createRange();
+      range.setStart(next, 0);
+      range.setEnd(next, 1);
+      return range.getBoundingClientRect().left >= formula.getBoundingClientRect().right - 1;
+    }).filter((line) => line !== null)""")
+    assert len(lines) > 10
+    assert all(lines)
+
+
+@pytest.mark.parametrize("name", ["zh/guide/rotary", "zh/search"])
+def test_navigation_is_in_the_language_of_the_page(site, name):
+    """All but names, and labels of symbols that the theme gives no translator."""
+    html = BeautifulSoup((site / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+    for part in html.select("article, math, script, style, svg, .left-details"):
+        part.extract()
+    said = set(html.body.stripped_strings) - {"html"}
+    english = {text for text in said if text.isascii() and text[0].isalpha()}
+    assert english == {"English", "Transformer", f"phasor {phasor.__version__}"}
 
 
 def test_the_other_language_is_a_click_away(open_page):
