@@ -13,11 +13,12 @@ from sphinx.writers.html5 import HTML5Translator
 logger = logging.getLogger(__name__)
 BLOCK = re.compile(r"&(?!\w+;)|\\\\")  # an alignment or a line break, which a block may have without an environment
 
-# LaTeX leaves a thin space on both sides of the name of a function, unless a parenthesis follows.
-NAMES = [f"<mi>{name}</mi>" for name in ("cos", "ln", "sin")]
-BEFORE = rf"(?:(?<=</m[in]>)|(?<=</msub>))(?={'|'.join(NAMES)})"
-AFTER = rf"(?:{'|'.join(f'(?<={name})' for name in NAMES)})(?=<m(?:[in]>|sub|frac))"
-GAPS = re.compile(f"{BEFORE}|{AFTER}")
+# The name of a function is an operator to the converter, or stands without a space beside its argument. LaTeX leaves a
+# thin space on both sides, and none before a parenthesis.
+NAMED_OPERATOR = re.compile(r"<mo>(?!max|min)([A-Za-z]{2,})</mo>")
+BEHIND_NAME = re.compile(r"(<mi>[A-Za-z]{2,}</mi>)(?=<m(?:[in]>|sub|frac))")
+BEFORE_NAME = re.compile(r"(</m(?:[in]|sub)>)(?=<mi>[A-Za-z]{2,}</mi>)")
+GAP = r'\1<mspace width="0.167em" />'
 # Browsers break lines between a formula and what stands beside it, even a comma.
 PUNCTUATED = re.compile(r"([(（“]*<math\b(?:(?!</math>).)*</math>[,.;:!?)，。；：！？、）”]+)", re.DOTALL)
 
@@ -37,7 +38,8 @@ def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
         logger.warning("the formula %r has commands without MathML: %s", latex, ", ".join(unknown), location=node)
     if "<mi>&</mi>" in found:
         logger.warning("the formula %r has an alignment in an environment without MathML", latex, location=node)
-    return GAPS.sub('<mspace width="0.167em" />', found)
+    named = NAMED_OPERATOR.sub(r"<mi>\1</mi>", found)
+    return BEFORE_NAME.sub(GAP, BEHIND_NAME.sub(GAP, named))
 
 
 def visit_math(self: HTML5Translator, node: nodes.math) -> None:

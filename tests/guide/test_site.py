@@ -140,6 +140,8 @@ def test_names_of_functions_stand_apart():
     assert f"<mi>u</mi>{gap}<mi>cos</mi>{gap}<mi>a</mi>" in shown
     assert f"<mn>2</mn>{gap}<mi>sin</mi><mo" in shown
     assert f"<mi>ln</mi>{gap}<mfrac>" in shown
+    shown = to_mathml(nodes.math("", r"x + f(\operatorname{norm}(x))"), "inline")
+    assert '<mi>norm</mi><mo stretchy="false">&#x00028;</mo>' in shown
 
 
 def test_docstrings_become_markdown_that_says_the_same():
