@@ -38,7 +38,7 @@ def graph_counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
     return counter
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", FIXED)
 def test_logits_equal_those_of_eager_steps(name, view, monkeypatch):
@@ -56,7 +56,7 @@ def test_logits_equal_those_of_eager_steps(name, view, monkeypatch):
             assert relative_change(runner.step(ids[:, position].tolist()), expected) < SAME
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.cpu_only("on a GPU a step is a CUDA graph")
 @pytest.mark.parametrize("attention", [VIEWS["whole"], VIEWS["window"], VIEWS["sinks"], CAPPED], ids=str)
 @pytest.mark.parametrize("name", ["rotary", "rotary-yarn", "alibi", "t5", "learned", "xpos"])

@@ -459,7 +459,9 @@ def test_xpos_goes_on_past_its_span_under_a_window_alone(unused_model: Transform
     assert_refuses("positions without end", model, [1], generate, stream, max_new_tokens=None)
 
 
-@pytest.mark.parametrize("options", [{}, {"compile": True}, {"prompt_lookup_tokens": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"compile": True}, marks=pytest.mark.slow), {"prompt_lookup_tokens": 2}], ids=str
+)
 def test_xpos_past_its_span(options: dict[str, Any]) -> None:
     model, prompt = speaker(phasor.XPosConfig(decay=1.0), attention=WINDOW), [3, 1, 4]
     found = generate(model, prompt, max_new_tokens=150, **options)

@@ -175,6 +175,7 @@ def test_schemes_and_criteria_are_named_in_chinese(open_page):
     assert not re.search(r"\bpair\b", one.page.locator("main").inner_text())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("address", [*(view for view in PRESENT if view != "sources"), *PARTS])
 def test_chinese_pages_have_no_english_sentences(open_page, address):
     """But those that are marked as English."""

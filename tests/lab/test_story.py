@@ -68,6 +68,7 @@ def test_order_is_shown_with_and_without_positions_in_the_language_of_the_page(o
     assert not positioned.is_visible()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("view", ["order", "encodings", "phasors", "extension", "precision"])
 def test_drawings_have_a_place_before_there_are_data(open_page, view):
     one = open_page("sources")
@@ -85,6 +86,7 @@ def test_drawings_have_a_place_before_there_are_data(open_page, view):
     assert not one.page.locator("figure.empty:visible").count()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("view", ["order", "encodings", "phasors", "precision", "extension", "parts"])
 def test_on_a_phone_the_drawing_stands_above_the_controls(open_page, view):
     one = open_page(view, width=390)
@@ -93,6 +95,7 @@ def test_on_a_phone_the_drawing_stands_above_the_controls(open_page, view):
     assert min(figures) < min(controls)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_headings_break_between_words(open_page, view, language):
@@ -102,6 +105,7 @@ def test_headings_break_between_words(open_page, view, language):
         assert one.page.locator("h1").evaluate(BROKEN) == [], width
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi"])
 def test_sum_or_concatenation_is_asked_where_a_scheme_can_be_either(open_page, kind):
     one = open_page(f"encodings?s={kind}")
@@ -117,6 +121,7 @@ def test_lists_are_those_of_the_registries(open_page):
     assert {body["placement"] for path, body in one.asked if path.endswith("placement")} == set(PlacementConfig.kinds)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_index_says_what_the_documents_are(open_page, language):
     one = open_page("sources", language=language)

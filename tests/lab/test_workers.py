@@ -178,6 +178,7 @@ for _ in range(150):
     NESTED = {"kind": "combined", "schemes": [NESTED, "alibi"]}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "scheme",
     [

@@ -30,6 +30,7 @@ def exact(matrix: Int4Matrix) -> torch.Tensor:
     return dequantize_int4_ref(matrix.values, matrix.scale.double())
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "group", "tiles"),
@@ -103,6 +104,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)

@@ -368,7 +368,7 @@ SAMPLES = {
 class TestModels:
     """Logits and all gradients are those of the reference, with this many launches in two layers."""
 
-    @pytest.mark.sample(3)
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("name", SAMPLES)
     def test_logits_and_gradients(self, name, launches):
         config, count = SAMPLES[name]
@@ -416,6 +416,7 @@ class TestModels:
             assert relative_change(model(ids), expected[0]) < SAME
         torch.compiler.reset()
 
+    @pytest.mark.slow
     def test_recomputed_in_the_backward_pass(self, launches):
         model, ids = build(tiny("rotary")), tokens(2, COUNT)
         expected = run(model, ids)
@@ -445,6 +446,7 @@ NOT_TAKEN = {
 
 
 class TestChoice:
+    @pytest.mark.sample(10)
     @pytest.mark.parametrize("name", [n for n, scheme in SCHEMES.items() if isinstance(scheme, phasor.RotaryConfig)])
     def test_the_kernel_is_taken_unless_a_sentence_says_why_not(self, name, launches):
         model, ids = build(tiny(name, num_layers=1)), tokens(2, COUNT)
