@@ -11,6 +11,7 @@ import transformers
 from decoding import byte_tokenizer
 
 from phasor.evaluation.lm_eval import HarnessModel, register, rolling_windows
+from phasor.generation.engine import Engine, prompt_list
 
 # Two layers in float32, over sums of up to 64 log-probabilities of order 5.
 CLOSE = 1e-5
@@ -120,6 +121,20 @@ def test_generation_stops_at_texts(folder, theirs, ours):
     stop = whole[1][3:5]
     found = ours.generate_until([ask(prompt, options | {"until": stop}) for prompt in prompts])
     assert found == [text.split(stop)[0] for text in whole]
+
+
+def test_generation_is_computed_by_an_engine(ours, monkeypatch):
+    rows = []
+
+    class Counted(Engine):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            rows.append(options["max_rows"])
+
+    monkeypatch.setattr(prompt_list, "Engine", Counted)
+    options = {"until": ["."], "max_gen_toks": 4, "do_sample": False}
+    ours.generate_until([ask(prompt, options) for prompt in ("a", "b", "c")])
+    assert rows == [2]  # batch_size
 
 
 def test_chat_template(ours):

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import re
 
+import httpx
 import openai
 import pytest
 
@@ -190,6 +191,18 @@ def test_completions_keep_to_a_regular_expression(client):
     )
     text, reason = answer.choices[0].text, answer.choices[0].finish_reason
     assert re.fullmatch("[0-9]{2}-[ab]+c", text) or (reason == "length" and re.fullmatch("[0-9]{2}-[ab]*", text))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_what_a_form_allows(server, stream):
+    """Tokens that cannot come have none: minus infinity is no number of JSON."""
+    body = {"prompt": "A", "max_tokens": 4, "logprobs": 5, "response_format": {"type": "regex", "regex": "ab|ac"}}
+    answer = httpx.post(f"{server[0]}/v1/completions", json={**body, "stream": stream}, timeout=60)
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")] if stream else [answer.text]
+    found = [json.loads(line, parse_constant=pytest.fail)["choices"][0]["logprobs"] for line in lines]
+    tops = [top for each in found for top in each["top_logprobs"]]
+    assert [set(top) for top in tops[:2]] == [{"a"}, {"b", "c"}]
+    assert tops[0]["a"] == 0.0
 
 
 def test_many_at_once_get_what_each_would_alone(client, model):

@@ -18,6 +18,8 @@ from .conftest import running, small_model
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 PLAIN = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+ENDLESS = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}  # which no text fulfills
 
 
 def post(address, path, body):
@@ -38,23 +40,25 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, {"max_tokens": 4}, "prompt", "needs prompt"),
         (COMPLETIONS, {**PLAIN, "temprature": 1}, "temprature", "did you mean 'temperature'"),
         (COMPLETIONS, {**PLAIN, "temperature": "hot"}, "temperature", "must be a number, not 'hot'"),
-        (COMPLETIONS, {**PLAIN, "temperature": -1}, None, "temperature must not be negative"),
-        (COMPLETIONS, {**PLAIN, "max_tokens": 0}, None, "max_tokens must be at least 1, not 0"),
+        (COMPLETIONS, {**PLAIN, "temperature": -1}, "temperature", "temperature must not be negative"),
+        (COMPLETIONS, {**PLAIN, "max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, not 0"),
         (COMPLETIONS, {**PLAIN, "max_tokens": 400}, "max_tokens", "takes up to 256 in all"),
         (COMPLETIONS, {**PLAIN, "prompt": "x" * 300}, "max_tokens", "the prompt has 300 tokens"),
         (COMPLETIONS, {**PLAIN, "prompt": ""}, None, "empty"),
         (COMPLETIONS, {**PLAIN, "prompt": []}, "prompt", "empty list"),
-        (COMPLETIONS, {**PLAIN, "prompt": [1, "a"]}, "prompt", "must be"),
+        (COMPLETIONS, {**PLAIN, "prompt": [1, "a"]}, "prompt", "must be text or a list, not"),
         (COMPLETIONS, {**PLAIN, "prompt": [1, 9999]}, None, "outside the vocabulary of 261"),
         (COMPLETIONS, {**PLAIN, "n": 1000}, "n", "from 1 to 128"),
         (COMPLETIONS, {**PLAIN, "n": 2}, "n", "at temperature 0 all choices are the same"),
         (COMPLETIONS, {**PLAIN, "stop": ""}, None, "stop text is empty"),
-        (COMPLETIONS, {**PLAIN, "top_p": 1.5}, None, "top_p must be in"),
+        (COMPLETIONS, {**PLAIN, "top_p": 1.5}, "top_p", "top_p must be in"),
         (COMPLETIONS, {**PLAIN, "logprobs": 500}, "logprobs", "from 0 to 20"),
         (COMPLETIONS, {**PLAIN, "logit_bias": {"x": 1}}, "logit_bias", "token ids below 261"),
+        (COMPLETIONS, {**PLAIN, "logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids below 261"),
         (COMPLETIONS, {**PLAIN, "stream_options": {}}, "stream_options", "set stream to true"),
         (COMPLETIONS, {**PLAIN, "response_format": {"type": "yaml"}}, "response_format", "not 'yaml'"),
         (COMPLETIONS, {**PLAIN, "response_format": {"type": "regex", "regex": "("}}, "response_format", "understood"),
+        (COMPLETIONS, {**PLAIN, "response_format": ENDLESS}, "response_format", "understood"),
         (COMPLETIONS, {**PLAIN, "extension": "yarm"}, None, "did you mean 'yarn'"),
         (COMPLETIONS, b"{", None, "not JSON"),
         (COMPLETIONS, b'{"prompt": "\xff"}', None, "not UTF-8: its byte 12 is 0xff"),
@@ -64,6 +68,7 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, b'{"prompt": "\\ud800"}', None, "half a character"),
         (CHAT, {"messages": []}, "messages", "at least one message"),
         (CHAT, {"messages": ["hi"]}, "messages", "mapping"),
+        (CHAT, {**HELLO, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "'tools' is no variable"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "not text"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "max_tokens", "takes up to 256"),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
@@ -87,6 +92,23 @@ def test_a_huge_body_is_refused(server):
     assert "more than 4 MiB" in answer.json()["error"]["message"]
 
 
+def test_a_body_that_is_announced_as_huge_is_not_waited_for(server):
+    host, port = server[0].removeprefix("http://").split(":")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(f"{head}Content-Length: {100 << 20}\r\n\r\n".encode())
+        assert connection.recv(1024).startswith(b"HTTP/1.1 400")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(server, caplog):
+    host, port = server[0].removeprefix("http://").split(":")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt'.encode())
+    wait_for(lambda: f'route="{COMPLETIONS}",status="499"' in httpx.get(server[0] + "/metrics").text)
+    assert "Exception in ASGI application" not in caplog.text
+
+
 def test_what_is_not_there(server):
     assert post(server[0], COMPLETIONS, {**PLAIN, "model": "gpt-4"}).status_code == 404
     assert post(server[0], EMBEDDINGS, {"input": "Hello"}).status_code == 404
@@ -104,6 +126,24 @@ def test_other_pages_and_names_are_refused(server):
         assert answer.status_code == 403
     answer = httpx.post(server[0] + COMPLETIONS, content=json.dumps(PLAIN), headers={"Content-Type": "text/plain"})
     assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_a_source_is_no_longer_than_the_model_reads():
+    with running(small_model("t5", max_length=32)) as (address, _):
+        assert post(address, COMPLETIONS, {**PLAIN, "prompt": "x" * 32}).status_code == 200
+        answer = post(address, COMPLETIONS, {**PLAIN, "prompt": "x" * 33})
+        assert answer.status_code == 400
+        assert "the prompt has 33 tokens and max_tokens 4" in answer.json()["error"]["message"]
+
+
+def test_the_length_of_the_folder_stays_within_that_of_the_server():
+    for stated in ({"max_new_tokens": 40}, {"max_length": 400}):
+        model = small_model(max_length=32)
+        model.generation_settings = stated
+        with running(model) as (address, _):
+            body = {"prompt": "x" * 12, "temperature": 0, "ignore_eos": True}
+            assert post(address, COMPLETIONS, body).json()["usage"]["completion_tokens"] == 20
+            assert post(address, COMPLETIONS, {**body, "prompt": "x" * 32}).status_code == 400
 
 
 def test_a_key_is_asked_for(model):
@@ -188,9 +228,9 @@ ACTIONS = st.lists(
         st.integers(0, 5),
         st.integers(1, 12),
     ),
-    min_size=1,
+    min_size=10,
     max_size=10,
-)
+)  # 20 times 10 behaviors
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

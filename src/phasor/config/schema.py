@@ -416,7 +416,8 @@ def describe_type(hint: Any) -> str:
     """A type in words, for error messages."""
     words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join("nothing" if a is type(None) else describe_type(a) for a in typing.get_args(hint))
+        kinds = ("nothing" if a is type(None) else describe_type(a) for a in typing.get_args(hint))
+        return " or ".join(dict.fromkeys(kinds))
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:

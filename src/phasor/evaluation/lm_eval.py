@@ -26,11 +26,10 @@ from phasor.distribution import missing_package
 from phasor.evaluation.continuations import check_scorable, score_continuations
 from phasor.evaluation.run import known_limits
 from phasor.evaluation.variants import check_variants, make_variant
-from phasor.generation.api import decode
+from phasor.generation.api import decode_rows
 from phasor.generation.encode import encode_prompts, without_limits
+from phasor.generation.engine.prompt_list import engine_why_not, split_request
 from phasor.generation.request import build_request
-from phasor.generation.text import TextTracker
-from phasor.nn.mode import eval_mode
 
 NAME, TARGET = "phasor", "phasor.evaluation.lm_eval:PhasorLM"  # in the registry of the harness
 NEW_TOKENS = 256  # that are generated where a task does not say how many
@@ -162,29 +161,24 @@ class HarnessModel:
             before += [(prompts[number], []) for number in members]
             after += [(prompts[number][-room:], []) for number in members]
             members.sort(key=lambda number: -len(prompts[number]))
-            rows = self.batch_rows or 16
-            for start in range(0, len(members), rows):
-                chosen = members[start : start + rows]
-                texts = self._generate([prompts[number][-room:] for number in chosen], settings)
-                for number, text in zip(chosen, texts, strict=True):
-                    results[number] = text
-                    self._remember("generate_until", requests[number].args, text)
+            texts = self._generate([prompts[number][-room:] for number in members], settings)
+            for number, text in zip(members, texts, strict=True):
+                results[number] = text
+                self._remember("generate_until", requests[number].args, text)
         self._report_cuts("generate_until", before, after)
         return results
 
-    def _generate(self, prompts: list[list[int]], settings: GenerationSettings) -> list[str]:
-        """The texts of new tokens, decoded by themselves; generation ends where all rows have come to a stop."""
+    def _generate(self, prompts: list[list[int]], settings: GenerationSettings) -> Iterator[str]:
+        """The texts of new tokens, decoded by themselves."""
         stop = sorted({self.special.eos, *self.model.special.stop})
         fields = {"max_new_tokens": settings.new_tokens, "stop": stop, **settings.options}
         request = build_request(self.model, prompts, None, fields)
         # Prompts are tokens, to be cut to a number of them, and stops are texts.
         request = dataclasses.replace(request, tokenizer=self.text_tokenizer, stop_texts=settings.until)
-        tracker = TextTracker(request)
-        with eval_mode(self.model), torch.inference_mode():
-            for rows in decode(request):
-                tracker.read(rows)
-        texts = [self.text_tokenizer.decode(row.new, skip_special_tokens=True) for row in rows]
-        return [cut_at(text, settings.until) for text in texts]
+        rows = self.batch_rows or 16
+        for part in (request,) if engine_why_not(request) is None else split_request(request, rows):
+            for new in decode_rows(part, rows):
+                yield cut_at(self.text_tokenizer.decode(new.tokens, skip_special_tokens=True), settings.until)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of a text, with what its tokenizer begins texts with, unless the text has it already."""

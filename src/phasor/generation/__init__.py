@@ -4,7 +4,8 @@
 search, speculative decoding), and return tokens or text. `chat` and `ChatSession` do so by a chat template.
 """
 
-from phasor.generation.api import Generated, generate, stream
+from phasor.generation.api import generate, stream
 from phasor.generation.chat import ChatSession, chat
+from phasor.generation.generated import Generated
 
 __all__ = ["ChatSession", "Generated", "chat", "generate", "stream"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,34 +11,13 @@ from phasor.config.generation import GenerationConfig
 from phasor.generation.beam import beam_search
 from phasor.generation.contrastive import contrastive_search
 from phasor.generation.decode import decode_loop
+from phasor.generation.engine.prompt_list import MOST_ROWS, engine_why_not, generate_list
+from phasor.generation.generated import Generated
 from phasor.generation.request import GenerationRequest, Prompt, SequenceState, build_request
 from phasor.generation.speculative import speculative_decoding
 from phasor.generation.text import TextTracker, decode_text
 from phasor.nn.mode import eval_mode
 from phasor.transformer import Transformer
-
-
-@dataclass(frozen=True)
-class Generated:
-    """One continuation: its new tokens, their log-probabilities (after penalties), and its text if there is any.
-
-    Of an `Engine` it may be a piece of one: that of the request's continuation `index`, with the `finish_reason`
-    where it is the last, "stop" or "length". `top_log_probabilities` are of the likeliest tokens in the place of each.
-
-    >>> from phasor import preset
-    >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
-    >>> new = generate(model, [1, 2, 3], max_new_tokens=5, details=True)
-    >>> len(new.tokens), len(new.log_probabilities), new.text
-    (5, 5, None)
-    """
-
-    tokens: list[int]
-    log_probabilities: list[float]
-    text: str | None = None
-    score: float | None = None
-    index: int = 0
-    finish_reason: str | None = None
-    top_log_probabilities: list[dict[int, float]] = field(default_factory=list)
 
 
 def generate(
@@ -80,15 +58,16 @@ def generate(
     )
     if request.options.max_new_tokens is None and not (request.stop or request.stop_texts):
         raise ValueError("without max_new_tokens and without a stop this would never end: give one of them, or stream")
-    with eval_mode(model, draft), torch.inference_mode():
-        results = beam_results(request) if request.options.num_beams > 1 else decode_results(request)
+    results = beam_results(request) if request.options.num_beams > 1 else decode_results(request)
     return results if request.is_batch else results[0]
 
 
 def beam_results(request: GenerationRequest) -> list[Any]:
     """The result of each prompt by beam search; a list of the best where several are asked for."""
     results: list[Any] = []
-    for i, hypotheses in enumerate(beam_search(request)):
+    with eval_mode(request.model), torch.inference_mode():
+        searched = beam_search(request)
+    for i, hypotheses in enumerate(searched):
         best = [
             result(request, h.tokens, h.log_probabilities, decode_text(request, i, h.tokens), h.score)
             for h in hypotheses
@@ -99,16 +78,26 @@ def beam_results(request: GenerationRequest) -> list[Any]:
 
 def decode_results(request: GenerationRequest) -> list[Any]:
     """The result of each prompt by the other strategies; a list of samples where several are asked for."""
+    results = [result(request, row.tokens, row.log_probabilities, row.text) for row in decode_rows(request)]
+    count = request.samples_per_prompt
+    return results if count == 1 else [results[i : i + count] for i in range(0, len(results), count)]
+
+
+def decode_rows(request: GenerationRequest, most: int = MOST_ROWS) -> Iterator[Generated]:
+    """The continuation of each row: of one batch, or of an engine with `most` rows where there are more of them."""
+    if len(request.prompts) > most and engine_why_not(request) is None:
+        yield from generate_list(request, most)
+        return
     tracker = TextTracker(request)
     texts = [""] * len(request.prompts)
-    for rows in decode(request):
-        texts = [text + new for text, new in zip(texts, tracker.read(rows), strict=True)]
+    with eval_mode(request.model, request.draft), torch.inference_mode():
+        for rows in decode(request):
+            texts = [text + new for text, new in zip(texts, tracker.read(rows), strict=True)]
     complete: list[str | None] = [None] * len(rows)
     if request.tokenizer is not None:
         complete = [text + rest for text, rest in zip(texts, tracker.flush(), strict=True)]
-    results = [result(request, row.new, row.log_probabilities, text) for row, text in zip(rows, complete, strict=True)]
-    count = request.samples_per_prompt
-    return results if count == 1 else [results[i : i + count] for i in range(0, len(results), count)]
+    for row, text in zip(rows, complete, strict=True):
+        yield Generated(row.new, row.log_probabilities, text)
 
 
 def result(

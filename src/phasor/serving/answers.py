@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from phasor.generation.api import Generated
+from phasor.generation.generated import Generated
 from phasor.generation.text import REPLACEMENT
 from phasor.serving.submission import Submission
 

@@ -18,14 +18,14 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from phasor.checkpoints.chat_template import ChatTemplate
-from phasor.generation.api import Generated
 from phasor.generation.engine import Engine
+from phasor.generation.generated import Generated
 from phasor.serving.answers import AnswerForm, ChatForm, CompletionForm, embedding_list, usage
 from phasor.serving.embed import Embedder, why_no_embeddings
 from phasor.serving.errors import FAILED, RequestError, failure
@@ -38,6 +38,7 @@ from phasor.transformer import Transformer
 PAGE = Path(__file__).parent / "page"
 MOST_BYTES = 4 << 20
 OPEN = ("/", "/health")  # without a key
+HAS_LEFT = "the client has left"
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -207,11 +208,17 @@ async def read_body(request: Request) -> bytes:
     """The body of a request; one that is too long is refused before it is read."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError("the body must be JSON, with the header Content-Type: application/json")
+    too_long = RequestError(f"the body has more than {MOST_BYTES >> 20} MiB, the most that a request may have")
+    if int(request.headers.get("content-length", 0)) > MOST_BYTES:
+        raise too_long
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise RequestError(f"the body has more than {MOST_BYTES >> 20} MiB, the most that a request may have")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise too_long
+    except ClientDisconnect:
+        raise RequestError(HAS_LEFT, 499) from None
     return bytes(body)
 
 
@@ -231,7 +238,7 @@ async def unless_left(request: Request, answer: Any) -> Any:
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise RequestError("the client has left", 499)
+            raise RequestError(HAS_LEFT, 499)
         return working.result()
     finally:
         for task in (working, leaving):
@@ -294,7 +301,7 @@ class Gate:
 
     def refusal(self, path: str, headers: Headers) -> RequestError | None:
         """Why a request is refused; None where it is not."""
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
         if self.local and host.rpartition(":")[0] not in LOCAL and host not in LOCAL:
             return RequestError("the Host header does not name this machine, the only one that may ask", 403)
         if self.key is None and origin is not None and urlsplit(origin).netloc != host:

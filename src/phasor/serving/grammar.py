@@ -50,7 +50,12 @@ class Grammars:
             wrong = str(error)
         if wrong:
             raise RequestError(f"response_format is not understood: {' '.join(wrong.split())}", param="response_format")
-        return GrammarProcessor(LLMatcher(self._tokenizer(), grammar), self._tokenizer().vocab_size)
+        processor = GrammarProcessor(LLMatcher(self._tokenizer(), grammar), self._tokenizer().vocab_size)
+        try:
+            processor.next_tokens([])
+        except ValueError as error:  # of a form that no text has
+            raise RequestError(f"response_format is not understood: {error}", param="response_format") from None
+        return processor
 
     def _tokenizer(self) -> Any:
         from llguidance import LLTokenizer
@@ -80,14 +85,19 @@ class GrammarProcessor:
         self.mask = allocate_token_bitmask(1, vocab_size)
 
     def __call__(self, prompt: list[int], new: list[int], scores: Tensor) -> Tensor:
+        allowed = unpack(self.next_tokens(new), len(scores)).to(scores.device)
+        return scores.masked_fill(~allowed, -torch.inf)
+
+    def next_tokens(self, new: list[int]) -> Tensor:
+        """The tokens that may come after those of a reply so far, as bits of integers."""
         from llguidance.torch import fill_next_token_bitmask
 
         self.matcher.consume_tokens(new[self.read :])
         self.read = len(new)
         fill_next_token_bitmask(self.matcher, self.mask)
         if self.matcher.is_error():
-            raise ValueError(f"response_format: {self.matcher.get_error()}")
-        return scores.masked_fill(~unpack(self.mask[0], len(scores)).to(scores.device), -torch.inf)
+            raise ValueError(f"no token fits it: {self.matcher.get_error().partition('<state>')[0].strip()}")
+        return self.mask[0]
 
 
 def unpack(mask: Tensor, count: int) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 
 from phasor.checkpoints.chat_template import ChatTemplate
+from phasor.config.generation_settings import length_options
 from phasor.config.schema import check_integer, quote
 from phasor.generation.encode import encode_prompts
 from phasor.generation.engine.handle import LogitsProcessor
@@ -18,7 +20,8 @@ from phasor.transformer import Stack, Transformer
 
 COMPLETION_TOKENS, REPLY_TOKENS = 16, 1024  # where neither the request nor the folder says how many
 SAME = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-LENGTHS = ("max_new_tokens", "max_length")  # of a folder's settings
+# What `ChatTemplate.encode` takes beside variables; requests have fields for those that are theirs to say.
+NOT_VARIABLES = ("tokenizer", "messages", "tools", "name", "add_generation_prompt", "continue_final_message")
 
 
 class RequestReader:
@@ -71,6 +74,9 @@ class RequestReader:
         if self.template is None or self.model.tokenizer is None:
             missing = "tokenizer" if self.model.tokenizer is None else "chat template, which says how one is written"
             raise RequestError(f"this model takes no conversations: it has no {missing}; use /v1/completions")
+        for name in fields.chat_template_kwargs:
+            if name in NOT_VARIABLES:
+                raise RequestError(f"{name!r} is no variable of the chat template", param="chat_template_kwargs")
         try:
             prompt = self.template.encode(
                 self.model.tokenizer,
@@ -110,17 +116,17 @@ class RequestReader:
 
     def _check_length(self, fields: SamplingFields, prompt: list[int], most: int) -> dict[str, int]:
         """How many tokens may follow a prompt: as many as the request or the folder says, or what there is room for."""
-        stated = fields.most_tokens
-        if stated is None and any(name in self.model.generation_settings for name in LENGTHS):
-            return {}
+        stated, settings = fields.most_tokens, self.model.generation_settings
         read = 1 if self.model.encoder is not None else len(prompt)
+        if stated is None:
+            most = (settings | length_options(settings, read)).get("max_new_tokens") or most
         if self.max_length is None or fields.extension is not None:
             return {"max_new_tokens": most if stated is None else stated}
         room = self.max_length - read
-        if room < (1 if stated is None else stated):
+        if room < (1 if stated is None else stated) or len(prompt) > self.max_length:
             new = "" if stated is None else f" and max_tokens {stated}"
             raise RequestError(
-                f"the prompt has {read} tokens{new}, and this server takes up to {self.max_length} in all",
+                f"the prompt has {len(prompt)} tokens{new}, and this server takes up to {self.max_length} in all",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
@@ -169,13 +175,22 @@ def chain(processors: Sequence[LogitsProcessor]) -> LogitsProcessor:
     return process
 
 
+def is_token(text: str, vocab_size: int) -> bool:
+    """Whether a text is the number of a token.
+
+    >>> is_token("7", 50), is_token("50", 50), is_token("-1", 50)
+    (True, False, False)
+    """
+    return re.fullmatch("[0-9]{1,9}", text) is not None and int(text) < vocab_size
+
+
 def read_bias(given: Mapping[str, Any], vocab_size: int) -> LogitsProcessor | None:
     """What `logit_bias` adds to the scores of tokens; None where it adds nothing."""
     if not given:
         return None
     for token, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 100
-        if not token.isdecimal() or int(token) >= vocab_size or not number:
+        if not is_token(token, vocab_size) or not number:
             raise RequestError(
                 f"logit_bias maps token ids below {vocab_size} to numbers from -100 to 100, not {quote(token)} to "
                 f"{quote(value)}",

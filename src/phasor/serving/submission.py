@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Self
 
 import anyio.to_thread
 
-from phasor.generation.api import Generated
 from phasor.generation.engine import Engine, Handle, QueueFullError
+from phasor.generation.generated import Generated
 from phasor.serving.errors import RequestError, failure
 
 RETRY_SECONDS = 1
@@ -46,7 +47,9 @@ class Submission:
                     headers={"Retry-After": str(RETRY_SECONDS)},
                 ) from None
             if isinstance(error, ValueError):
-                raise RequestError(name_fields(str(error))) from None
+                message = name_fields(str(error))
+                field = re.match(r"(\w+) must ", message)
+                raise RequestError(message, param=field and field[1]) from None
             raise
         return submission
 

@@ -222,8 +222,42 @@ def test_pieces_are_handed_to_a_callback() -> None:
     with Engine(speaker("rotary"), **SMALL) as engine:
         handle = engine.submit([1, 2], max_new_tokens=3, on_piece=found.append)
         whole = handle.result()
+        assert list(handle) == []  # nobody else takes them, and they are not kept
     assert found[-1] is None
     assert [token for piece in found if piece is not None for token in piece.tokens] == whole.tokens
+
+
+def test_errors_of_a_callback_are_of_one_request() -> None:
+    def fail(piece: Generated | None) -> None:
+        raise KeyError("callback")
+
+    model = speaker("rotary")
+    with Engine(model, **SMALL).start() as engine:
+        failing = engine.submit([1, 2], max_new_tokens=3, on_piece=fail)
+        with pytest.raises(KeyError):
+            failing.result(timeout=60)
+        other = engine.submit([1, 2], max_new_tokens=3)
+        assert other.result(timeout=60).tokens == phasor.generate(model, [1, 2], max_new_tokens=3)
+
+
+def test_what_is_not_finite_is_not_left_behind_by_a_row_that_is_set_back() -> None:
+    """A row reads its prompt in chunks, and is set back before its last one shows that it fails."""
+    model = speaker("rotary")
+    with torch.no_grad():
+        model.tokens.weight[60] = float("nan")
+    sizes = {"max_rows": 3, "page_size": 4, "pages": 12, "prefill_chunk": 4}
+    with Engine(model, **sizes) as engine:
+        first = engine.submit([1, 2, 3], max_new_tokens=30)
+        while first.new_tokens < 9:
+            engine.step()
+        bad = engine.submit([60] * 29, max_new_tokens=2)
+        while engine.stats().set_back == 0 and not bad.done:
+            engine.step()
+        assert not bad.done
+        held = {page for table in engine._cache.tables.values() for page in range(1, 13) if table.pool.references[page]}
+        for tensors in engine._cache.layers:
+            for x in tensors.values():
+                assert all(x[page].isfinite().all() for page in range(13) if page not in held)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from schemes import EXTENSIONS
 import phasor
 from phasor import Engine, Transformer
 from phasor.generation.engine import Handle
+from phasor.generation.engine.extended import MOST_MODELS
 
 SOURCES = [[5, 6, 7], [1], [9, 8, 7, 6, 5, 4, 3, 2, 1], [3, 3], [20, 21, 22, 23], [4] * 7]
 SMALL = {"max_rows": 3, "page_size": 4, "pages": 48, "prefill_chunk": 8}
@@ -75,6 +76,16 @@ def test_an_extension_by_name_is_for_requests_beyond_the_trained_length() -> Non
             reference = Transformer(model.config.with_extension(extension)).eval()
             reference.load_state_dict(model.state_dict())
             assert handles[count].result().tokens == phasor.generate(reference, [1, 2, 3], max_new_tokens=count)
+
+
+def test_models_of_extensions_are_not_kept_without_end() -> None:
+    with Engine(speaker("rotary", max_length=32), extension="yarn", **SMALL | {"pages": 150}) as engine:
+        for factor in range(2, 30):
+            try:
+                engine.submit([1, 2], max_new_tokens=32 * factor - 2).cancel()
+            except ValueError:  # more tokens than there are pages for
+                assert factor > 18
+        assert len(engine._models.models) <= MOST_MODELS
 
 
 @pytest.mark.slow

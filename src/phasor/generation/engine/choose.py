@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
+from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.engine.row import EngineRow
 from phasor.generation.sampling import GREEDY, check_best, choose_tokens
 
@@ -59,10 +60,11 @@ def add_chosen(
 
 
 def likeliest(scores: Tensor, count: int) -> dict[int, float]:
-    """The log-probabilities of the likeliest tokens.
+    """The log-probabilities of the likeliest tokens, as far as they may come next.
 
-    >>> likeliest(torch.tensor([0.0, 0.0]), 1)
-    {0: -0.6931471824645996}
+    >>> likeliest(torch.tensor([0.0, -torch.inf]), 2)
+    {0: 0.0}
     """
     values, tokens = scores.log_softmax(-1).topk(min(count, len(scores)))
-    return dict(zip(tokens.tolist(), values.tolist(), strict=True))
+    found = zip(tokens.tolist(), values.tolist(), strict=True)
+    return {token: value for token, value in found if value > MINUS_INFINITY}

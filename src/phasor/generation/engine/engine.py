@@ -14,7 +14,6 @@ import torch
 from phasor.config import Extension
 from phasor.config.generation import GenerationConfig
 from phasor.config.schema import check_integer, unknown
-from phasor.generation.api import Generated
 from phasor.generation.engine.choose import add_tokens
 from phasor.generation.engine.extended import ExtendedModels
 from phasor.generation.engine.forward import run_batch
@@ -22,6 +21,7 @@ from phasor.generation.engine.handle import Handle, LogitsProcessor
 from phasor.generation.engine.memory import default_pages
 from phasor.generation.engine.row import EngineRow
 from phasor.generation.engine.scheduler import EngineBatch, Scheduler
+from phasor.generation.generated import Generated
 from phasor.generation.request import GenerationRequest, build_request
 from phasor.kv_cache.paged import PagedKVCache
 from phasor.nn.mode import eval_mode
@@ -141,13 +141,19 @@ class Engine:
         """
         extension = self.extension if extension is None else check_extension(extension)
         request = self._build(self.model, prompt, options, fields, start, logprobs, as_text)
+        self._check_size(request)
         if extension is not None:
             most = request.planned_lengths(request.decoder_prompts())
             model = self._models.get(extension, max(most) if most else request.longest(request.decoder_prompts()))
             if model is not self.model:
                 request = self._build(model, prompt, options, fields, start, logprobs, as_text)
-        self._check_size(request)
-        handle = Handle(self, request, logits_processor=logits_processor, top_logprobs=logprobs or 0, on_piece=on_piece)
+        return self.submit_request(
+            request, logits_processor=logits_processor, top_logprobs=logprobs or 0, on_piece=on_piece
+        )
+
+    def submit_request(self, request: GenerationRequest, **options: Any) -> Handle:
+        """Begin a request of one prompt that is built already; the options are those of a `Handle`."""
+        handle = Handle(self, request, **options)
         handle.salt = salt(request)
         with self._work:
             if self._closed:
@@ -272,7 +278,7 @@ class Engine:
             self._stats.new_tokens += state.num_read - start
             reason = None
             if state.done:
-                reason = "stop" if handle.is_stopped(row) else "length"
+                reason = handle.finish_reason(row)
                 text += handle.tracker.decoders[row.index].flush() if handle.tracker.decoders else ""
                 self._scheduler.end(row)
             new, values = state.new[start:], state.log_probabilities[start:]

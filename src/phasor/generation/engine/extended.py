@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 from phasor.checkpoints.swap_positions import swap_config
 from phasor.config import Extension
 from phasor.config.positions import Extension as ExtensionConfig
 from phasor.models.extensions import extend_config, trained_length
 from phasor.transformer import Transformer
+
+MOST_MODELS = 8  # that are kept for further requests
 
 
 class ExtendedModels:
@@ -21,7 +25,8 @@ class ExtendedModels:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.models: dict[Extension, Transformer] = {}
+        self.models: dict[Extension, Transformer] = {}  # that requests asked for last
+        self.lock = threading.Lock()
 
     def get(self, extension: Extension | str | None, length: int) -> Transformer:
         """The model for a request that is planned for a length.
@@ -39,6 +44,11 @@ class ExtendedModels:
             extension = getattr(longer.extendable_position(), "extension", None)
             if extension is None:
                 return self.model
-        if extension not in self.models:
-            self.models[extension] = swap_config(self.model, self.model.config.with_extension(extension)).eval()
-        return self.models[extension]
+        with self.lock:
+            model = self.models.pop(extension, None)
+            if model is None:
+                model = swap_config(self.model, self.model.config.with_extension(extension)).eval()
+            self.models[extension] = model
+            if len(self.models) > MOST_MODELS:
+                del self.models[next(iter(self.models))]
+        return model

@@ -6,13 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
-from phasor.generation.api import Generated
 from phasor.generation.engine.row import EngineRow
+from phasor.generation.generated import Generated
 from phasor.generation.request import GenerationRequest
 from phasor.generation.sampling import GREEDY
 from phasor.generation.text import TextTracker
@@ -35,8 +36,8 @@ class Handle:
     """A request that `Engine.submit` accepted. Iterating gives its pieces as they come, `result` all of it at its end.
 
     A piece is a `Generated` with the tokens, the text and the log-probabilities that are new, the `index` of the
-    continuation and, in its last piece, the `finish_reason`: "stop" or "length". Where no thread runs the engine,
-    iterating and `result` do.
+    continuation and, in its last piece, the `finish_reason`: "stop" or "length". With an `on_piece` pieces are handed
+    to that alone. Where no thread runs the engine, iterating and `result` do.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Handle:
         self.error: Exception | None = None
         self.cancelled = False
         self._pieces: deque[Generated] = deque()
-        self._parts: list[list[Generated]] = [[] for _ in self.rows]
+        self._texts: list[list[str]] = [[] for _ in self.rows]
         self._changed = threading.Condition()
         self._ended = False
 
@@ -126,30 +127,27 @@ class Handle:
             raise CancelledError("the request was cancelled")
 
     def _join(self, index: int) -> Generated:
-        parts = self._parts[index]
-        text = None if self.request.tokenizer is None else "".join(part.text or "" for part in parts)
-        return Generated(
-            [token for part in parts for token in part.tokens],
-            [value for part in parts for value in part.log_probabilities],
-            text,
-            index=index,
-            finish_reason=parts[-1].finish_reason,
-            top_log_probabilities=[each for part in parts for each in part.top_log_probabilities],
-        )
+        row = self.rows[index]
+        text = None if self.request.tokenizer is None else "".join(self._texts[index])
+        tokens, values, reason = row.state.new, row.state.log_probabilities, self.finish_reason(row)
+        return Generated(tokens, values, text, None, index, reason, row.tops)
 
-    def is_stopped(self, row: EngineRow) -> bool:
-        """Whether a row that is done has ended at a stop, and not at its last token."""
+    def finish_reason(self, row: EngineRow) -> str:
+        """Where a row that is done has ended: at a stop, or at its last token."""
         decoders, new = self.tracker.decoders, row.state.new
-        return new[-1] in self.request.stop or (bool(decoders) and decoders[row.index].stopped)
+        stopped = new[-1] in self.request.stop or (bool(decoders) and decoders[row.index].stopped)
+        return "stop" if stopped else "length"
 
     def deliver(self, piece: Generated) -> None:
         """Hand a piece to whoever waits for it."""
-        with self._changed:
-            self._pieces.append(piece)
-            self._parts[piece.index].append(piece)
-            self._changed.notify_all()
+        if piece.text:
+            self._texts[piece.index].append(piece.text)
         if self.on_piece is not None:
             self.on_piece(piece)
+            return
+        with self._changed:
+            self._pieces.append(piece)
+            self._changed.notify_all()
 
     def end(self, error: Exception | None = None) -> None:
         """Say that nothing more comes."""
@@ -159,7 +157,8 @@ class Handle:
             self.error, self._ended = error, True
             self._changed.notify_all()
         if self.on_piece is not None:
-            self.on_piece(None)
+            with suppress(Exception):  # of the caller, for whom nothing more is done
+                self.on_piece(None)
 
 
 def sampling_filters(options: GenerationConfig) -> GenerationConfig:

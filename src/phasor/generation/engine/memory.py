@@ -11,16 +11,18 @@ from phasor.transformer import Transformer
 SHARE_OF_GPU, SHARE_OF_HOST = 0.8, 0.25  # of free memory, and of all memory
 
 
-def default_pages(model: Transformer, max_rows: int, page_size: int) -> int:
-    """Pages for as many rows of the model's `max_length` as there may be, or as many as fit into the memory.
+def default_pages(model: Transformer, max_rows: int, page_size: int, tokens: int | None = None) -> int:
+    """Pages for as many rows as there may be, or as many as fit into the memory, and one that is never written.
+
+    Rows have as many tokens as the model's `max_length`, or as many as are given: then at least one row has room.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, vocab_size=50, max_length=64))
-    >>> default_pages(model, max_rows=2, page_size=16)
-    9
+    >>> default_pages(model, max_rows=2, page_size=16), default_pages(model, max_rows=3, page_size=16, tokens=17)
+    (9, 7)
     """
     config = model.config
-    wanted = max_rows * -(-config.max_length // page_size)
+    each = -(-(tokens or config.max_length) // page_size)
     like = torch.zeros((), dtype=model.tokens.dtype)
     per_token = sum(
         torch.Size(kept.shape).numel() * (like if kept.dtype is None else like.to(getattr(torch, kept.dtype))).itemsize
@@ -28,7 +30,7 @@ def default_pages(model: Transformer, max_rows: int, page_size: int) -> int:
         for kept in config.cached_per_token(layer).values()
     )
     room = int(memory_for_pages(model.tokens.weight.device) // max(1, per_token * page_size))
-    return max(2, min(wanted, room)) + 1
+    return max(2 if tokens is None else each, min(max_rows * each, room)) + 1
 
 
 def memory_for_pages(device: torch.device) -> float:

@@ -173,9 +173,9 @@ class Scheduler:
             yield EngineBatch([row for row, _ in kept], [new for _, new in kept], fill, round_up=self.deterministic)
 
     def set_row_back(self, row: EngineRow) -> None:
-        """Let a row wait and begin again."""
+        """Let a row wait and begin again; before it has chosen a token, it may hold what is not a number."""
         assert row.cached is not None
-        self.cache.release(row.cached)
+        self.cache.release(row.cached, clear=not row.state.new)
         row.cached = None
         self.running.remove(row)
         self.waiting.appendleft(row)
