@@ -84,6 +84,9 @@ TINY = ServingSettings(
 )
 
 
+BY_CORE = "tokens_per_processor_second"  # what other programs on the processors change least
+
+
 class Request(NamedTuple):
     """A prompt, and how many tokens follow it."""
 
@@ -102,6 +105,7 @@ def run(study: Study) -> None:
     check(study, model, requests)
     study.result |= {
         "shape": sizes,
+        "threads": torch.get_num_threads(),
         "at_once": settings.at_once,
         "tokens in": sum(len(request.prompt) for request in requests),
         "tokens out": sum(request.new for request in requests),
@@ -194,8 +198,9 @@ def measure(study: Study, requests: Sequence[Request], call: Callable[[], object
     began, busy = time.perf_counter(), time.process_time()
     call()  # its tokens are on the host at the end
     took, busy = time.perf_counter() - began, time.process_time() - busy
-    rate = sum(request.new for request in requests) / took
-    return {"seconds": took, "processor_seconds": busy, "tokens_per_second": rate}
+    tokens = sum(request.new for request in requests)
+    row = {"seconds": took, "processor_seconds": busy, "tokens_per_second": tokens / took}
+    return row if study.on_gpu else row | {BY_CORE: tokens / busy}
 
 
 def time_requests(study: Study, who: str, requests: Sequence[Request], call: Callable[[], object]) -> float:
@@ -253,7 +258,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """New tokens per second against the requests that are computed at once; the others as lines across."""
     from matplotlib.figure import Figure
 
-    rates = {row["who"]: row["tokens_per_second"] for row in result["rows"] if "tokens_per_second" in row}
+    by_core = any(BY_CORE in row for row in result["rows"])
+    key = BY_CORE if by_core else "tokens_per_second"
+    rates = {row["who"]: row[key] for row in result["rows"] if key in row}
     at_once = {int(who.split()[1]): rate for who, rate in rates.items() if re.fullmatch(r"engine, \d+ at once", who)}
     at_once[result["at_once"]] = rates["engine"]
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -275,7 +282,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     panel.minorticks_off()
     panel.set_ylim(bottom=0)
     panel.set_xlabel("requests computed at once")
-    panel.set_ylabel("new tokens per second")
+    panel.set_ylabel("new tokens per second of a core" if by_core else "new tokens per second")
     panel.legend(frameon=False)
     panel.set_title(f"{result['device']}, torch {result['torch']}", fontsize=10)
     figure.savefig(path, dpi=130)
