@@ -16,7 +16,7 @@ BLOCK = re.compile(r"&(?!\w+;)|\\\\")  # an alignment or a line break, which a b
 # The name of a function is an operator to the converter, or stands without a space beside its argument. LaTeX leaves a
 # thin space on both sides, and none before a parenthesis.
 NAMED_OPERATOR = re.compile(r"<mo>([A-Za-z]{2,})</mo>")
-BEHIND_NAME = re.compile(r"(<mi>[A-Za-z]{2,}</mi>)(?=<m(?:[in]>|sub|frac))")
+BEHIND_NAME = re.compile(r"(?<!<msu[bp]>)(?<!<munder>)(<mi>[A-Za-z]{2,}</mi>)(?=<m(?:[in]>|sub|frac))")
 BEFORE_NAME = re.compile(r"(</m(?:[in]|sub)>)(?=<mi>[A-Za-z]{2,}</mi>)")
 GAP = r'\1<mspace width="0.167em" />'
 # Browsers break lines between a formula and what stands beside it, even a comma.

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
+from xml.etree import ElementTree
 
 import pytest
 from bs4 import BeautifulSoup
@@ -134,6 +135,18 @@ def test_formulas_are_mathml(pages):
         assert "annotation" not in page.tags
 
 
+def test_elements_of_formulas_have_the_children_that_mathml_demands(site):
+    needed = {"mfrac": 2, "mover": 2, "msub": 2, "msubsup": 3, "msup": 2, "munder": 2, "munderover": 3}
+    seen = 0
+    for path in site.glob("[ez][nh]/**/*.html"):
+        for formula in re.findall(r"<math\b.*?</math>", path.read_text(encoding="utf-8"), re.DOTALL):
+            for element in ElementTree.fromstring(formula).iter():
+                name = element.tag.rpartition("}")[2]
+                assert len(element) == needed.get(name, len(element)), (path, formula)
+                seen += name in needed
+    assert seen > 500
+
+
 def test_names_of_functions_stand_apart():
     gap = '<mspace width="0.167em" />'
     shown = to_mathml(nodes.math("", r"u\cos a - 2\sin(b) + \ln\frac{c}{2}"), "inline")
@@ -142,6 +155,9 @@ def test_names_of_functions_stand_apart():
     assert f"<mi>ln</mi>{gap}<mfrac>" in shown
     shown = to_mathml(nodes.math("", r"x + f(\operatorname{norm}(x))"), "inline")
     assert '<mi>norm</mi><mo stretchy="false">&#x00028;</mo>' in shown
+    shown = to_mathml(nodes.math("", r"\max_i x + \sin^2 x"), "inline")
+    assert "<msub><mi>max</mi><mi>i</mi></msub>" in shown
+    assert "<msup><mi>sin</mi><mn>2</mn></msup>" in shown
 
 
 def test_docstrings_become_markdown_that_says_the_same():
