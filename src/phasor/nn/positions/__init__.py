@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.dualchunk.config import DualChunkConfig as DualChunkConfig
     from phasor.nn.positions.fire.config import FIREConfig as FIREConfig
     from phasor.nn.positions.forget.config import ForgetGateConfig as ForgetGateConfig
+    from phasor.nn.positions.grape.config import GRAPEConfig as GRAPEConfig
     from phasor.nn.positions.kerple.config import KERPLEConfig as KERPLEConfig
     from phasor.nn.positions.learned.config import LearnedConfig as LearnedConfig
     from phasor.nn.positions.mrope.config import MultiSectionConfig as MultiSectionConfig

@@ -1,0 +1,1 @@
+"""Multiplicative GRAPE: rotary positions whose frequencies every layer learns."""
