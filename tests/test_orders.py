@@ -131,3 +131,36 @@ def test_orders_of_all_schemes():
     assert len(table) == sum(map(len, tiers))
     losses = [float(cells[3]) for cells in table]
     assert all(low <= high for low, high in pairwise(losses))
+
+
+def test_orders_of_bases_and_decays():
+    """In the paragraphs on questions about rotary, and in the guide."""
+    page = prose("docs/compare.md")
+    assert (
+        "Shown at 1,024 tokens: the window < all of them, and `base 100` and `base 1000` < `rotary` < `base 1000000`; "
+        "shown at 64 tokens: `base 1000` < all others."
+    ) in page
+    far, near = (shown_pairs(results("base")["orders"][length]) for length in ("1024", "64"))
+    bases = ["base 100", "base 1000", "rotary", "base 100000", "base 1000000"]
+    chain = [("base 100", "rotary"), ("base 1000", "rotary"), ("rotary", "base 1000000")]
+    assert all(far[pair] for pair in [*(("rotary (window)", base) for base in bases), *chain])
+    assert all(near["base 1000", other] for other in [*bases, "rotary (window)"] if other != "base 1000")
+    assert (
+        "at 1,024 tokens `combined` (rotary and ALiBi) and `alibi` < `xpos` < `rotary`, and `combined` < `alibi` is "
+        "not shown."
+    ) in page
+    decays = shown_pairs(results("compare-all")["orders"]["1024"])
+    assert all(decays[pair] for pair in [("combined", "xpos"), ("alibi", "xpos"), ("xpos", "rotary")])
+    assert not decays["combined", "alibi"]
+    spread = [
+        max(losses) - min(losses)
+        for length in (64, 128, 256, 512, 1024)
+        for losses in [
+            [
+                r["loss"]["estimate"]
+                for r in results("base")["rows"]
+                if r["length"] == length and r["extension"] in bases
+            ]
+        ]
+    ]
+    assert f"by at most {max(spread):.2f} nats here" in page
