@@ -7,11 +7,12 @@ import math
 import re
 
 import pytest
-from test_pages import ROOT, prose
+from test_pages import ROOT, options_of, prose
 
 import phasor
 from phasor.checkpoints import template_worker
 from phasor.checkpoints.chat_template import TEMPLATE_BYTES
+from phasor.cli import VERBS
 from phasor.cli.train import LONGEST_ROW, ROWS
 from phasor.config import PositionConfig
 from phasor.config.embed import EmbedConfig
@@ -153,3 +154,15 @@ def test_the_guide_names_the_schemes_that_no_fused_kernel_of_decoding_computes()
         if fused.attention_why_not(*fused.layers_of(model.decoder)[0]) is not None:
             found.add(kind)
     assert named | set(re.findall(r"`(\w+)`", said)) == found
+
+
+def commands_with(option: str) -> str:
+    *first, last = (f"`{verb}`" for verb in VERBS if option in options_of(verb)[0])
+    return f"{', '.join(first)} and {last}"
+
+
+def test_sentences_name_the_commands_that_take_an_option():
+    assert f"`phasor {commands_with('--adapter').removeprefix('`')} take `--adapter FOLDER`" in prose(
+        "docs/fine-tuning.md"
+    )
+    assert f"`--part text` in the commands {commands_with('--part')}, takes" in prose("docs/checkpoints.md")
