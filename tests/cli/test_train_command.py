@@ -293,6 +293,8 @@ def test_files_take_the_place_of_data_made_by_code(place: Path) -> None:
     assert parse_recipe("--data.train", "notes.txt").data == DEFAULT.data.replace(train="notes.txt", format="auto")
     (place / "r.yaml").write_text("{task: translation, data: {format: dates}}")
     assert parse_recipe("r.yaml", "--data.train", "pairs.tsv").data.format == "auto"
+    mixture = '[{"path": "a.jsonl"}, {"path": "b.txt", "weight": 2}]'
+    assert parse_recipe("--data.mixture", mixture).data.format == "auto"
 
 
 def test_a_loaded_model_brings_its_own_parts() -> None:

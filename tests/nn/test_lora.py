@@ -216,5 +216,8 @@ def test_what_cannot_be_added_is_refused_in_a_sentence():
         add_adapter(model, LoRAConfig(), "a.b")
     with pytest.raises(ValueError, match=r"unknown adapter 'other'.*known: default"):
         set_adapters(model, "other")
+    for weight in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="weight of the adapter 'default' must be finite, not"):
+            set_adapters(model, {"default": weight})
     with pytest.raises(ValueError, match="updates have no DoRA"):
         LoRAConfig(kind="dora", targets=("experts",))

@@ -1,6 +1,7 @@
 """Training adapters: the losses are PEFT's, the base stays as it is, and what is refused is refused in a sentence."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -224,6 +225,9 @@ def test_several_adapters_are_added_up_by_weight_and_switched(place):
     phasor.set_adapters(model, {"one": 1.0, "two": 0.5})
     assert torch.equal(logits(model), both)
     merged = place / "both merged"
+    for weight in (math.nan, -math.inf):
+        with pytest.raises(ValueError, match="must be a folder, or a folder and a finite weight"):
+            phasor.merge(place / "base", {"one": (place / "a", weight)}, merged)
     phasor.merge(place / "base", {"one": place / "a", "two": (place / "b", 0.5)}, merged)
     torch.testing.assert_close(logits(phasor.load(merged)), both)
     with pytest.raises(ValueError, match="has the adapters one, two: say which to save"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -36,9 +37,11 @@ def set_adapters(model: Transformer, adapters: str | Sequence[str] | Mapping[str
     """
     names = [adapters] if isinstance(adapters, str) else list(adapters)
     weights = {name: float(adapters[name]) if isinstance(adapters, Mapping) else 1.0 for name in names}
-    for name in names:
+    for name, weight in weights.items():
         if name not in model.adapters:
             raise unknown("adapter", name, model.adapters)
+        if not math.isfinite(weight):
+            raise ValueError(f"the weight of the adapter {name!r} must be finite, not {weight}")
     owners: dict[str, str] = {}
     for name, weight in weights.items():
         for tensor in model.adapters[name].saved if weight else ():

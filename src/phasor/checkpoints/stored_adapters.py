@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,8 +76,11 @@ def by_name(adapter: Adapters | None) -> dict[str, tuple[Folder, float]]:
         raise ValueError(f"adapter must be a folder, or a mapping of names to folders, not {quote(adapter)}")
     pairs = {name: given if isinstance(given, tuple) else (given, 1.0) for name, given in adapter.items()}
     for name, pair in pairs.items():
-        if len(pair) != 2 or isinstance(pair[1], bool) or not isinstance(pair[1], int | float):
-            raise ValueError(f"the adapter {quote(name)} must be a folder, or a folder and a weight, not {quote(pair)}")
+        is_number = len(pair) == 2 and isinstance(pair[1], int | float) and not isinstance(pair[1], bool)
+        if not is_number or not math.isfinite(pair[1]):
+            raise ValueError(
+                f"the adapter {quote(name)} must be a folder, or a folder and a finite weight, not {quote(pair)}"
+            )
     return {name: (folder, float(weight)) for name, (folder, weight) in pairs.items()}
 
 

@@ -163,7 +163,8 @@ def row_length(folder: str) -> int:
 def with_own_data(recipe: dict[str, Any], changes: dict[str, str]) -> dict[str, Any]:
     """Files that are given take the place of data that a format makes itself."""
     data = recipe.get("data")
-    if "data.train" not in changes or "data.format" in changes or not isinstance(data, dict):
+    given = changes.keys() & {"data.train", "data.mixture"}
+    if not given or "data.format" in changes or not isinstance(data, dict):
         return recipe
     return recipe | {"data": data | {"format": "auto"}} if data.get("format") in GENERATED else recipe
 

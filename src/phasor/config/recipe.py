@@ -97,7 +97,8 @@ class DataConfig(Config):
         self._check_mixture()
         if self.generates_data and (self.train or self.valid or self.mixture):
             raise ValueError(
-                f"DataConfig.format is {self.format!r}, which generates its own data: leave train and valid out"
+                f"DataConfig.format is {self.format!r}, which generates its own data: leave train, valid and "
+                "mixture out"
             )
 
     def _check_mixture(self) -> None:
