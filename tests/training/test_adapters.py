@@ -277,6 +277,34 @@ def test_a_base_that_changed_is_refused_by_its_hash(place):
     assert phasor.load(copy, adapter=place / "on changed", verify=False).adapters
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rank", -1, r"adapter\.json does not describe an adapter: PartConfig\.rank must be an integer of at least 1"),
+        ("rows", 0, r"adapter\.json does not describe an adapter: PartConfig\.rows must be an integer of at least 1"),
+        ("alpha", 1e308, "is not finite"),
+        ("dropout", 7, r"adapter\.json does not describe an adapter: dropout must be in \[0, 1\), not 7"),
+    ],
+)
+def test_numbers_of_a_folder_that_no_adapter_has_are_refused_and_nothing_is_merged(place, field, value, message):
+    base, merged = phasor.load(place / "base"), place / f"merged with {field}"
+    adapter = phasor.add_adapter(base, phasor.LoRAConfig(rank=2))
+    for name, weight in base.named_parameters():
+        if name.endswith(".B"):
+            torch.nn.init.ones_(weight)
+    folder = place / f"another {field}"
+    phasor.save(base, folder)
+    file = folder / "adapter.json"
+    given = json.loads(file.read_text())
+    part = next(iter(given["layers"][next(iter(adapter.layers))].values()))
+    (given if field == "dropout" else part)[field] = value
+    file.write_text(json.dumps(given))
+    (folder / "phasor_manifest.json").unlink()
+    with pytest.raises(ValueError, match=message):
+        phasor.merge(place / "base", folder, merged)
+    assert not merged.exists()
+
+
 def test_recomputed_activations_give_the_same_bits(place):
     for name, recomputed in (("kept", False), ("recomputed", True)):
         options = {"steps": 3, "device": "cpu", "batch_tokens": 64, "activation_checkpointing": recomputed}

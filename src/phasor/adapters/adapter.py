@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from phasor.config.lora import Kind
-from phasor.config.schema import Config
+from phasor.config.schema import Config, check_integer
 from phasor.transformer import Transformer
 
 WHOLE = "whole"  # the one part of a layer that was not fused of several
@@ -21,6 +21,11 @@ class PartConfig(Config):
     rank: int
     alpha: float
     rows: int | None = None
+
+    def check(self) -> None:
+        check_integer("PartConfig.rank", self.rank)
+        if self.rows is not None:
+            check_integer("PartConfig.rows", self.rows)
 
 
 class BaseModel(Config):

@@ -84,9 +84,12 @@ def parse_adapter(data: Mapping[str, Any], file: Path) -> tuple[Adapter, ModelCo
             str(layer): {str(name): PartConfig.from_dict(part) for name, part in dict(parts).items()}
             for layer, parts in dict(data["layers"]).items()
         }
+        dropout = float(data["dropout"])
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
         base = None if data["base"] is None else BaseModel.from_dict(data["base"])
         model = ModelConfig.from_dict(data["model"])
-        return Adapter(data["kind"], float(data["dropout"]), layers, base), model
+        return Adapter(data["kind"], dropout, layers, base), model
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file} does not describe an adapter: {error}") from None
 

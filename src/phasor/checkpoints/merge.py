@@ -45,6 +45,11 @@ def merge(
         raise ValueError(f"{source} cannot be merged onto itself: name another folder")
     model = load(source, adapter=adapter, verify=verify, progress=progress)
     merge_adapters(model)
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"with the adapter {name} is not finite: its weight or alpha is too large, or it is damaged"
+            )
     format = "hf" if is_hf(source) else "phasor"
     check_savable(model, format)
     with model_folder(destination).replace() as staged:
