@@ -34,10 +34,10 @@ def sources(tmp_path):
     return tmp_path
 
 
-def recipe(sources, weights, **data):
+def recipe(sources, weights, task="lm", **data):
     mixture = [{"path": str(sources / name), "weight": weight} for name, weight in weights.items()]
     fields = {"tokenizer": "bytes", "sequence_length": 32, "validation_fraction": 0.05, **data}
-    return Recipe(data=DataConfig(mixture=mixture, **fields), train=TrainConfig(batch_tokens=320, steps=3))
+    return Recipe(task=task, data=DataConfig(mixture=mixture, **fields), train=TrainConfig(batch_tokens=320, steps=3))
 
 
 def mixed(sources, weights, tmp_path, **data):
@@ -158,6 +158,28 @@ def test_the_report_has_tokens_and_shares(sources, tmp_path):
     assert first.startswith(f"{sources / 'a.jsonl'}: {shares[0].examples} examples, {shares[0].tokens:,} tokens; 1.00 ")
     percent = float(second.rpartition("epoch, ")[2].partition(" ")[0])
     assert abs(percent - 75) < 1
+
+
+def test_texts_of_validation_are_no_source(sources, tmp_path):
+    (sources / "valid.jsonl").write_text(json.dumps({"text": "held out"}) + "\n")
+    weights = {"a.jsonl": 1, "c": 3}
+    _, shares, prepared = mixed(sources, weights, tmp_path, valid=str(sources / "valid.jsonl"))
+    assert [Path(share.path).name for share in shares] == list(weights)
+    assert (sum(share.examples for share in shares), len(prepared.valid)) == (len(prepared.train), 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "empty"), [("chat", {"completion": ""}), ("preference", {"chosen": "", "rejected": "no"})]
+)
+def test_what_is_left_out_is_counted_in_all_sources(task, empty, tmp_path):
+    good = {"completion": "4"} if task == "chat" else {"chosen": "4", "rejected": "5"}
+    for name in ("one", "two", "valid"):
+        rows = ({"prompt": f"{name} {i}?"} | (good if i else empty) for i in range(9))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"valid": str(tmp_path / "valid.jsonl"), "if_empty": "skip", "chat_template": "plain"}
+    wanted = recipe(tmp_path, {"one.jsonl": 1, "two.jsonl": 1}, task, **data)
+    [said] = prepare(wanted, tmp_path / "data").left_out
+    assert said.startswith("3 ")
 
 
 def test_mistakes_are_said(sources, tmp_path):

@@ -313,7 +313,7 @@ def write_tokens(
     with ExitStack() as stack:
         writers = {name: stack.enter_context(TokenWriter(folder, name, kind.sides, vocab_size)) for name in splits}
         texts = stack.enter_context((folder / VALID_TEXTS).open("w", encoding="utf-8"))
-        for part in parts:
+        for number, part in enumerate(parts):
             for side, example, tokens in encode_examples(part, tokenizers, kind, count_characters):
                 fitting = kind.fit(example, tokens)
                 if fitting is None:
@@ -321,7 +321,8 @@ def write_tokens(
                 writers[side].add(fitting, len(example[-1].encode("utf-8", "replace")))
                 if side == "valid":
                     texts.write(json.dumps(example, ensure_ascii=False) + "\n")
-            writers["train"].end_source()
+            if number < len(kind.recipe.data.sources):  # the last part may be data.valid
+                writers["train"].end_source()
     for side, writer in writers.items():
         if writer.examples == 0:
             nothing = f"nothing is left to {'train on' if side == 'train' else 'validate with'}"

@@ -96,7 +96,6 @@ class Conversations(TemplatedExamples):
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         data = self.recipe.data
-        self.skipped.clear()  # files are read more than once
         found = docstring_conversations() if data.format == "docstrings" else conversations(path, data, self.skipped)
         return map(record_of, found)
 

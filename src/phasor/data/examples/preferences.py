@@ -28,7 +28,6 @@ class PreferencePairs(TemplatedExamples):
     measured = "tokens on a side"
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
-        self.skipped.clear()  # files are read more than once
         for pair in preferences(path, self.recipe.data, self.skipped):
             texts = ({"messages": pair.prompt, "tools": pair.tools}, pair.chosen, pair.rejected)
             yield PlacedExample((json.dumps(text, ensure_ascii=False) for text in texts), pair.where)
