@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from phasor import Transformer, convert, load, preset, save
 from phasor.checkpoints import template_process
+from phasor.checkpoints.chat_replies import trained_spans
 from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.folder import read_tokenizer
 from phasor.checkpoints.template_process import TemplateProcess
@@ -232,6 +233,18 @@ def test_every_reply_is_trained_and_no_question(name, folder_of):
     assert not re.search(r"Alpha|Gamma|Epsilon", " ".join(replies))
     ended = [text for text in replies if not text.endswith(("Beta.", "Delta.", "Zeta."))]
     assert len(ended) >= 2  # the last turn has no end where the next one ends it
+    messages[3]["weight"] = 0
+    _, weighted = template.encode_replies(tokenizer, messages, TOOLS.get(name))
+    assert spoken(tokenizer, ids, weighted) == [replies[0], replies[2]]
+
+
+def test_a_reply_without_weight_is_left_out_of_marked_ones(folder_of):
+    marked = folder_of("qwen2.5", PUBLISHED / "training" / "qwen2.5.jinja")
+    template, tokenizer = ChatTemplate.read(marked), read_tokenizer(marked)
+    messages = [user("Alpha?"), {**reply("Beta."), "weight": 0}, user("Gamma?"), reply("Delta.")]
+    assert spoken(tokenizer, *template.encode_replies(tokenizer, messages)) == ["Delta.<|im_end|>"]
+    with pytest.raises(ValueError, match="marks 1 parts of 2 replies"):
+        trained_spans(messages, [(0, 3)])
 
 
 def test_the_end_of_a_turn(folder_of):

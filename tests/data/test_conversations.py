@@ -38,6 +38,10 @@ SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}
                        {"role": "tool", "tool_call_id": "c1", "content": ""}, reply("3")]},
          [user("Add"), {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": "c1"}]},
           {"role": "tool", "content": "", "tool_call_id": "c1"}, reply("3")]),
+        ({"messages": [user("a"), reply("b") | {"weight": 0}, user("c"), reply("d") | {"weight": 1}]},
+         [user("a"), reply("b") | {"weight": 0}, user("c"), reply("d") | {"weight": 1}]),
+        ({"conversations": [*SHAREGPT, SHAREGPT[0] | {"weight": 0}, SHAREGPT[1] | {"weight": 0.0}]},
+         [user("Hi"), reply("Hello!"), user("Hi") | {"weight": 0}, reply("Hello!") | {"weight": 0}]),
         ({"conversations": SHAREGPT, "system": "Be kind."},
          [{"role": "system", "content": "Be kind."}, user("Hi"), reply("Hello!")]),
         ({"conversations": [{"from": "user", "value": "Add"},
@@ -104,6 +108,7 @@ BAD_ROWS = [  # of the right form, with nothing to train on
     ({"messages": [user("a"), {"role": "assistent", "content": "b"}]}, "did you mean 'assistant'?"),
     ({"conversations": [{"from": "alien", "value": "b"}]}, "turn 1: unknown role 'alien'"),
     ({"messages": [user("a")]}, "the conversation has no turn of the assistant to train on"),
+    ({"messages": [user("a"), reply("b") | {"weight": 0}]}, "the conversation has no turn of the assistant to train on"),
     ({"prompt": "a", "completion": " "}, "'completion': the reply is empty"),
 ]
 BAD_FORMS = [
@@ -114,6 +119,7 @@ BAD_FORMS = [
     ({"messages": [user([{"type": "image_url"}]), reply("a")]}, "turn 1: of contents only text is read"),
     ({"messages": [user(7), reply("a")]}, "turn 1: the content is text or a list of parts, not 7"),
     ({"messages": [user("a"), reply("") | {"tool_calls": [{"function": "f"}]}]}, "whose 'function' has a 'name'"),
+    ({"messages": [user("a"), reply("b") | {"weight": 0.5}]}, "turn 2: the weight of a turn is 0 or 1, not 0.5"),
     ({"messages": TALK, "tools": "[1,"}, "'tools' is not JSON"),
     ({"prompt": 3, "completion": "a"}, "'prompt' must be text or a list of turns, not 3"),
     ({"instruction": "a", "input": 3, "output": "a"}, "'instruction' and 'input' must be text"),

@@ -33,6 +33,28 @@ def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int
     return encoding.ids, trained
 
 
+def is_trained(message: Message) -> bool:
+    """Whether a message is a reply to learn: one whose weight is not 0, as OpenAI's files have it.
+
+    >>> is_trained({"role": "assistant", "content": "Hi"}), is_trained({"role": "assistant", "weight": 0})
+    (True, False)
+    """
+    return message.get("role") == "assistant" and bool(message.get("weight", 1))
+
+
+def trained_spans(messages: Sequence[Message], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges of those replies that are to be learned, by the ranges of all."""
+    replies = [message for message in messages if message.get("role") == "assistant"]
+    if all(map(is_trained, replies)):
+        return list(spans)
+    if len(spans) != len(replies):
+        raise ValueError(
+            f"the template marks {len(spans)} parts of {len(replies)} replies, so that it is not known which are of "
+            "those with the weight 0"
+        )
+    return [span for message, span in zip(replies, spans, strict=True) if is_trained(message)]
+
+
 def added_tokens(tokenizer: Tokenizer) -> list[str]:
     """The texts of the tokens that a tokenizer takes whole, among which are those that end turns; without space."""
     added = (token.content for token in tokenizer.get_added_tokens_decoder().values())

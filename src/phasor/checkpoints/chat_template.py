@@ -12,7 +12,14 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from phasor.checkpoints.chat_replies import Message, added_tokens, encode_spans, end_of_turn, find_replies
+from phasor.checkpoints.chat_replies import (
+    Message,
+    added_tokens,
+    encode_spans,
+    end_of_turn,
+    find_replies,
+    trained_spans,
+)
 from phasor.checkpoints.folder import CHAT_TEMPLATE, TEMPLATES, TOKENIZER_CONFIG, TOKENS_MAP, read_json
 from phasor.checkpoints.template_process import template_process
 from phasor.config.schema import quote, unknown
@@ -136,7 +143,7 @@ class ChatTemplate:
         """The tokens of a conversation, and of each whether the model writes it: replies with the token that ends them.
 
         Replies are what the template marks with `{% generation %}`, or else what it writes for messages of the role
-        "assistant" after the beginning of a reply.
+        "assistant" after the beginning of a reply; those with a `weight` of 0 are not among them.
 
         >>> from phasor.data.tokenizers import byte_tokenizer
         >>> template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }};{% endfor %}"})
@@ -147,12 +154,14 @@ class ChatTemplate:
         text = self.select(name, tools)
         if GENERATION.search(text):
             given = check_conversation(messages, tools)
-            return encode_spans(tokenizer, *self._run(text, {"add_generation_prompt": False} | given | variables))
+            rendered, spans = self._run(text, {"add_generation_prompt": False} | given | variables)
+        else:
 
-        def render(part: Sequence[Message], begun: bool) -> str:
-            return self.render(part, tools, begun, name=name, **variables)
+            def render(part: Sequence[Message], begun: bool) -> str:
+                return self.render(part, tools, begun, name=name, **variables)
 
-        return encode_spans(tokenizer, *find_replies(render, messages, added_tokens(tokenizer)))
+            rendered, spans = find_replies(render, messages, added_tokens(tokenizer))
+        return encode_spans(tokenizer, rendered, trained_spans(messages, spans))
 
     def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
         """The token that ends a reply, as the template writes one; None where the tokenizer has none for that."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from phasor.checkpoints.chat_replies import is_trained
 from phasor.config.recipe import DataConfig
 from phasor.config.schema import quote
 from phasor.data.messages import (
@@ -108,7 +109,7 @@ def read_conversation(record: object, where: str) -> Conversation:
             f"{where}: a conversation has 'messages', 'conversations', 'prompt' and 'completion', or 'instruction' and "
             f"'output', and this row has {name_fields(record)}"
         )
-    if all(message["role"] != "assistant" for message in messages):
+    if not any(map(is_trained, messages)):
         raise BadRowError(where, "the conversation has no turn of the assistant to train on")
     return Conversation([*system_of(record, messages), *messages], tools_of(record, where), where)
 
@@ -136,7 +137,7 @@ def read_preference(record: object, where: str) -> PreferencePair:
     if all(side[: len(asked)] == asked for side in sides):  # the sides are whole conversations
         sides = [side[len(asked) :] for side in sides]
     for name, side in zip(("chosen", "rejected"), sides, strict=True):
-        if all(message["role"] != "assistant" for message in side):
+        if not any(map(is_trained, side)):
             raise BadRowError(where, f"{name!r} has no turn of the assistant")
     return PreferencePair([*system_of(record, asked), *asked], sides[0], sides[1], tools_of(record, where), where)
 

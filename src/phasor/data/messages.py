@@ -54,8 +54,8 @@ def message_of(turn: object, where: str) -> Message:
     if role not in ROLES:
         raise BadRowError(where, str(unknown("role", role, ROLES)))
     calls = [tool_call(call, where) for call in list_of(turn.get("tool_calls"), "tool_calls", where)]
-    kept = {name: value for name, value in turn.items() if name not in ("role", "content", "tool_calls")}
-    message = {"role": role, "content": text_of(turn.get("content"), where)} | kept
+    kept = {name: value for name, value in turn.items() if name not in ("role", "content", "tool_calls", "weight")}
+    message = {"role": role, "content": text_of(turn.get("content"), where)} | kept | weight_of(turn, where)
     return check_content(message | {"tool_calls": calls} if calls else message, where)
 
 
@@ -67,8 +67,20 @@ def sharegpt_message(turn: dict[str, Any], where: str) -> Message:
     if author == "function_call":
         calls = parse_json(value, "a call of a function", where)
         calls = [tool_call(call, where) for call in (calls if isinstance(calls, list) else [calls])]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-    return check_content({"role": SHAREGPT_ROLES[author], "content": value}, where)
+        return {"role": "assistant", "content": "", "tool_calls": calls} | weight_of(turn, where)
+    return check_content({"role": SHAREGPT_ROLES[author], "content": value} | weight_of(turn, where), where)
+
+
+def weight_of(turn: dict[str, Any], where: str) -> dict[str, int]:
+    """The field `weight` of a turn, where it has one.
+
+    >>> weight_of({"role": "assistant", "content": "Hi", "weight": 0}, "turn 1")
+    {'weight': 0}
+    """
+    weight = turn.get("weight")
+    if weight not in (None, 0, 1):
+        raise ValueError(f"{where}: the weight of a turn is 0 or 1, not {quote(weight)}")
+    return {} if weight is None else {"weight": int(weight)}
 
 
 def text_of(content: object, where: str) -> str:
