@@ -352,7 +352,9 @@ def test_gated_private_and_unknown_repositories(hub, tiny, monkeypatch):
 def test_a_server_that_is_down(hub, tiny, folder, monkeypatch):
     hub.refused[NAME] = 503
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    assert refusal(lambda: phasor.load(NAME)).startswith(f"{hub.address} answers 503 for {NAME}")
+    assert refusal(lambda: phasor.load(NAME)).startswith(
+        f"there is no folder {NAME} here, and {hub.address} answers 503 for {NAME}"
+    )
     hub.refused.clear()
     phasor.load(NAME)
     hub.refused[NAME] = 503
@@ -387,6 +389,7 @@ def test_offline(hub, tiny, folder, monkeypatch):
     after = len(hub.requests)
     assert torch.equal(phasor.load(NAME)(TOKENS), phasor.load(folder)(TOKENS))
     assert (len(hub.fetched()) > 1, len(hub.requests)) == (before > 0, after)
+    assert "TRANSFORMERS_OFFLINE forbids to fetch it" in refusal(lambda: phasor.load("someone/other"))
 
 
 def test_without_the_package(hub, tiny, folder, monkeypatch):

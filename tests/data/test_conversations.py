@@ -108,7 +108,7 @@ BAD_ROWS = [  # of the right form, with nothing to train on
     ({"messages": [user("a"), {"role": "assistent", "content": "b"}]}, "did you mean 'assistant'?"),
     ({"conversations": [{"from": "alien", "value": "b"}]}, "turn 1: unknown role 'alien'"),
     ({"messages": [user("a")]}, "the conversation has no turn of the assistant to train on"),
-    ({"messages": [user("a"), reply("b") | {"weight": 0}]}, "the conversation has no turn of the assistant to train on"),
+    ({"messages": [user("a"), reply("b") | {"weight": 0}]}, "has no turn of the assistant to train on"),
     ({"prompt": "a", "completion": " "}, "'completion': the reply is empty"),
 ]
 BAD_FORMS = [

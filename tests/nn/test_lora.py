@@ -205,6 +205,13 @@ def test_a_fresh_adapter_changes_nothing():
         torch.testing.assert_close(call(model), before)
 
 
+def test_the_default_is_what_a_model_has_of_attention_and_feed_forward():
+    model = build("experts")
+    assert {name.rpartition(".")[0][-10:] for name in add_adapter(model, LoRAConfig()).layers} == {".attention"}
+    with pytest.raises(ValueError, match="'feedforward', and this model has none"):
+        add_adapter(model, LoRAConfig(targets=("attention", "feedforward")), "asked")
+
+
 def test_what_cannot_be_added_is_refused_in_a_sentence():
     model = build("grouped")
     with pytest.raises(ValueError, match="'experts', and this model has none"):

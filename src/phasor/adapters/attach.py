@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phasor.adapters.adapter import DEFAULT, WHOLE, Adapter, PartConfig
 from phasor.adapters.layers import SplitRows, adaptable_layers, matrix_of, matrix_shape, split_rows
-from phasor.config.lora import LoRAConfig, lora_scale
+from phasor.config.lora import DEFAULT_TARGETS, LoRAConfig, lora_scale
 from phasor.config.schema import quote
 from phasor.nn.adapted import adapt, adapters_of
 from phasor.nn.embedding import Embedding
@@ -37,8 +37,10 @@ def add_adapter(
     split = split_rows(model)
     rows: dict[str, dict[str, Tensor]] = {}
     layers: dict[str, dict[str, PartConfig]] = {}
+    present = {layer.target for layer in adaptable_layers(model)}
+    targets = config.targets or tuple(target for target in DEFAULT_TARGETS if target in present)
     for layer in adaptable_layers(model):
-        if layer.target in config.targets:
+        if layer.target in targets:
             rows[layer.name] = split.get(layer.name, {})
             parts: Iterable[str] = ("up", "down") if layer.target == "experts" else rows[layer.name] or (WHOLE,)
             layers[layer.name] = {
@@ -49,7 +51,7 @@ def add_adapter(
                 )
                 for part in parts
             }
-    missing = [target for target in config.targets if target not in {each.target for each in adaptable_layers(model)}]
+    missing = [target for target in targets or DEFAULT_TARGETS if target not in present]
     if missing:
         raise ValueError(f"LoRAConfig.targets has {missing[0]!r}, and this model has none")
     adapter = Adapter(config.kind, config.dropout, layers)

@@ -103,13 +103,13 @@ def find_snapshot(hub: HubName, files: Files, progress: Progress | None = None) 
     cached = cached_snapshot(hub)
     if cached is not None and not has_files(cached, files):
         cached = None
-    can_ask = importlib.util.find_spec("huggingface_hub") is not None and not is_offline()
+    can_ask = importlib.util.find_spec("huggingface_hub") is not None and offline_variable() is None
     if cached is not None and not can_ask:
         return cached
     if not can_ask:
         missing = f"there is no folder {hub} here, and no {files} of that name in the Hugging Face hub's cache"
-        if is_offline():
-            raise ValueError(f"{missing}, {hub_cache()}; HF_HUB_OFFLINE forbids to fetch it: unset that variable")
+        if (variable := offline_variable()) is not None:
+            raise ValueError(f"{missing}, {hub_cache()}; {variable} forbids to fetch it: unset that variable")
         raise missing_package(f"{missing}, {hub_cache()}; to fetch it phasor needs the package huggingface_hub", "hub")
     from phasor.checkpoints.hub_download import download
 
@@ -117,7 +117,7 @@ def find_snapshot(hub: HubName, files: Files, progress: Progress | None = None) 
         return download(hub, files, progress)
     except UnreachableError as error:
         if cached is None:
-            raise
+            raise UnreachableError(f"there is no folder {hub} here, and {error}") from None
         warnings.warn(f"{error}; {hub} is read as it was fetched last", stacklevel=2)
         return cached
 
@@ -161,6 +161,7 @@ def hub_cache() -> Path:
     return Path.home() / ".cache" / "huggingface" / "hub"
 
 
-def is_offline() -> bool:
-    """Whether the hub may not be asked, by the variable of huggingface_hub or that of transformers."""
-    return any(os.environ.get(name, "").upper() in ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+def offline_variable() -> str | None:
+    """The variable that forbids to ask the hub, of huggingface_hub or of transformers; None where none does."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((name for name in names if os.environ.get(name, "").upper() in ON), None)

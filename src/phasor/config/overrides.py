@@ -89,17 +89,20 @@ def read_value(text: str, hint: Any, where: str) -> Any:
         raise ValueError(f"{where} needs a value{', or none' if may_be_none(hint) else ''}, not empty text")
     if takes_text(hint):
         return None if text in ("null", "~") else text
+    if text == "none" and may_be_none(hint):
+        return None
     if takes_names(hint) and not text.startswith("["):
         return [name.strip() for name in text.split(",")]
-    return None if text == "none" and may_be_none(hint) else from_yaml(text, where)
+    return from_yaml(text, where)
 
 
 def takes_names(hint: Any) -> bool:
-    """Whether a field is a list of texts, which is given separated by commas.
+    """Whether a field is a list of texts, optional or not, which is given separated by commas.
 
-    >>> takes_names(tuple[str, ...]), takes_names(tuple[float, ...]), takes_names(str)
+    >>> takes_names(tuple[str, ...] | None), takes_names(tuple[float, ...]), takes_names(str)
     (True, False, False)
     """
+    hint = without_none(hint)
     return get_origin(hint) is tuple and takes_text(get_args(hint)[0])
 
 

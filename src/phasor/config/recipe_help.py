@@ -72,7 +72,7 @@ HELP = {
     "train.device": "cpu, cuda, ...; auto is a GPU if there is one",
     "lora.rank": "rank of the updates",
     "lora.alpha": "updates are scaled by alpha/rank, or by alpha/sqrt(rank) in rslora; twice the rank if left out",
-    "lora.targets": "what has updates, separated by commas: attention, feedforward, experts, embedding, head",
+    "lora.targets": "what has updates, by commas: attention, feedforward (these if left out), experts, embedding, head",
     "lora.kind": "LoRA, rank-stabilized LoRA, or DoRA, which trains the magnitude of each row besides",
     "lora.dropout": "dropout of what an update multiplies",
     "lora.modules_to_save": "shell patterns of the names of weights that are trained whole, separated by commas",
