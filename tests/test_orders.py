@@ -164,3 +164,16 @@ def test_orders_of_bases_and_decays():
         ]
     ]
     assert f"by at most {max(spread):.2f} nats here" in page
+
+
+def test_orders_of_decays_in_copying():
+    said = (
+        "Shown at 6 letters: `rotary`, `xpos` and `rotary+alibi` < `alibi` < `long wavelengths`, in wrong answers. So"
+    )
+    assert said in prose("docs/compare.md")
+    shown = {order["statement"] for order in results("decay")["orders"] if order["size"] == 6 and order["shown"]}
+    rotating = [
+        f"{name} < {other}" for name in ("rotary", "xpos", "rotary+alibi") for other in ("alibi", "long wavelengths")
+    ]
+    assert shown == {*rotating, "alibi < long wavelengths"}
+    assert not any(row["exact answers, %"]["estimate"] for row in results("decay")["rows"] if row["size"] > 6)
