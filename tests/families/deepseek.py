@@ -89,6 +89,19 @@ def glm4_moe_lite(rng: random.Random) -> Case:
     return with_correction("Glm4MoeLite", **mixed_layers(rng), rope_interleave=coin(rng))
 
 
+def mistral4(rng: random.Random) -> Case:
+    """Temperatures that step up several times; theirs has the rotated share of a head with extensions alone."""
+    sizes = latent_sizes(rng) | groups(rng)
+    parameters = rope(rng, ("linear", "llama3", "yarn"))
+    if parameters["rope_type"] == "yarn":
+        parameters |= {"mscale": 0.7, "mscale_all_dim": rng.choice([0.7, 1.0])}
+    parameters |= {"llama_4_scaling_beta": rng.choice([0.1, 0.6])}
+    sizes["rope_parameters"] = parameters | {"original_max_position_embeddings": rng.choice([9, 20])}
+    config = transformers.Mistral4Config(**sizes, rope_interleave=coin(rng))
+    config._experts_implementation = "eager"
+    return Case(transformers.Mistral4ForCausalLM, config)
+
+
 def indexed(rng: random.Random) -> dict[str, Any]:
     """More tokens than are chosen, by enough heads that no two scores are equal."""
     fields = mixed_layers(rng)
@@ -111,4 +124,5 @@ CASES: Cases = {
     "deepseek_v32": deepseek_v32,
     "glm4_moe_lite": glm4_moe_lite,
     "glm_moe_dsa": glm_moe_dsa,
+    "mistral4": mistral4,
 }

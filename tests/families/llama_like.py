@@ -262,6 +262,21 @@ def granite(rng: random.Random, cls: str = "GraniteForCausalLM") -> Case:
     return hub_case(rng, cls, config)
 
 
+def hyperclovax(rng: random.Random, cls: str = "HyperCLOVAXForCausalLM") -> Case:
+    config = transformers.HyperCLOVAXConfig(
+        **common_fields(rng),
+        rms_norm_eps=eps(rng),
+        attention_bias=coin(rng),
+        mlp_bias=coin(rng),
+        embedding_multiplier=rng.choice([1.0, 3.5, 12]),
+        logits_scaling=rng.choice([1.0, 0.3, 7.0]),
+        residual_multiplier=rng.choice([0.22, 1.4]),
+        attention_multiplier=rng.choice([None, 0.09, 0.4]),
+        use_post_norm=coin(rng),
+    )
+    return hub_case(rng, cls, config)
+
+
 def starcoder2(rng: random.Random, cls: str = "Starcoder2ForCausalLM") -> Case:
     config = transformers.Starcoder2Config(
         **share_of_width(rng, common_fields(rng)),
@@ -301,6 +316,7 @@ WITH_HEAD = {
     "qwen2_moe": qwen2_moe,
     "smollm3": smollm3,
     "granite": granite,
+    "hyperclovax": hyperclovax,
     "starcoder2": starcoder2,
     "stablelm": stablelm,
 }
@@ -315,6 +331,7 @@ WITHOUT_HEAD = {
     "qwen2_moe": "Qwen2MoeModel",
     "smollm3": "SmolLM3Model",
     "granite": "GraniteModel",
+    "hyperclovax": "HyperCLOVAXModel",
     "starcoder2": "Starcoder2Model",
     "stablelm": "StableLmModel",
 }

@@ -54,6 +54,14 @@ def glm4_moe(rng: random.Random, cls: str = "Glm4MoeForCausalLM") -> Case:
     return correct(hub_case(rng, cls, config))
 
 
+def solar_open(rng: random.Random, cls: str = "SolarOpenForCausalLM") -> Case:
+    fields = common_fields(rng) | groups(rng)
+    for name in ("intermediate_size", "first_k_dense_replace"):
+        fields.pop(name, None)
+    config = transformers.SolarOpenConfig(**fields, rms_norm_eps=eps(rng), attention_bias=coin(rng))
+    return correct(hub_case(rng, cls, config, first_k_dense_replace=0))
+
+
 def dots1(rng: random.Random, cls: str = "Dots1ForCausalLM") -> Case:
     fields = common_fields(rng) | groups(rng)
     types = [rng.choice([FULL, SLIDING]) for _ in range(fields["num_hidden_layers"] - 1)]
@@ -138,6 +146,7 @@ def granitemoe(rng: random.Random, cls: str = "GraniteMoeForCausalLM") -> Case:
 WITH_HEAD = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
+    "solar_open": solar_open,
     "minimax_m2": minimax_m2,
     "ernie4_5": ernie4_5,
     "ernie4_5_moe": ernie4_5_moe,
@@ -147,6 +156,7 @@ WITH_HEAD = {
 WITHOUT_HEAD = {
     "glm4_moe": "Glm4MoeModel",
     "dots1": "Dots1Model",
+    "solar_open": "SolarOpenModel",
     "minimax_m2": "MiniMaxM2Model",
     "ernie4_5": "Ernie4_5Model",
     "ernie4_5_moe": "Ernie4_5_MoeModel",

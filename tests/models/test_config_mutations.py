@@ -133,6 +133,7 @@ def test_some_mutations_of_a_configuration(name, tmp_path):
 
 
 FOUND = {
+    "mistral4": [("norm_topk_prob", None), ("rope_interleave", None)],
     "mpt": [("max_seq_len", 1), ("attn_config", {"alibi_bias_max": 9})],
     "t5": [("scale_decoder_outputs", None), ("is_gated_act", None)],
     "bart": [("decoder_attention_heads", DELETE), ("decoder_ffn_dim", DELETE)],

@@ -257,3 +257,39 @@ def test_a_share_of_zero_is_not_a_whole_head():
     for field in ("factor", "original_max_position_embeddings"):
         with pytest.raises(ValueError, match=rf"{field.partition('_max')[0]}.* 0"):
             read("llama", whole | {"rope_parameters": scaling | {field: 0}})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"indexer_types": ["full", "shared"]},
+        {"indexer_types": None, "index_topk_pattern": "FS"},
+        {"indexer_types": None, "index_topk_freq": 4},
+    ],
+    ids=str,
+)
+def test_a_choice_of_tokens_that_layers_share_is_refused(said):
+    _, whole = drawn("glm_moe_dsa", 0)
+    own = {"num_hidden_layers": 2, "indexer_types": ["full"] * 2, "mlp_layer_types": None, "layer_types": None}
+    assert read("glm_moe_dsa", whole | own | {"index_topk_pattern": "FF", "index_topk_freq": 1}).num_layers == 2
+    with pytest.raises(ValueError, match="does not share the choice between layers"):
+        read("glm_moe_dsa", whole | own | said)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mistral4"])
+def test_a_scale_of_latent_scores_by_another_extension_than_yarn_is_refused(name):
+    """Theirs multiplies scores by it whatever the extension is."""
+    _, whole = drawn(name, 0)
+    rope = {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}
+    if name == "mistral4":
+        rope |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 20}
+    assert read(name, whole | {"rope_parameters": rope}).num_layers > 0
+    with pytest.raises(ValueError, match=r"does not honor rope_parameters\.mscale_all_dim = 0\.7"):
+        read(name, whole | {"rope_parameters": rope | {"mscale_all_dim": 0.7}})
+
+
+def test_the_rotated_share_of_a_head_follows_from_its_widths():
+    _, whole = drawn("mistral4", 0)
+    rope = whole["rope_parameters"] | {"partial_rotary_factor": 0.99}
+    with pytest.raises(ValueError, match=r"partial_rotary_factor 0\.99 of \d+ features of a head is not"):
+        read("mistral4", whole | {"rope_parameters": rope})

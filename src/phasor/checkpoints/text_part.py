@@ -34,12 +34,14 @@ KIMI = {"vision_tower.": "the vision tower", "mm_projector.": "the projector"}
 DEEPSEEK = {"sam_model.": "the vision tower", "vision_model.": "the vision tower", "vision.": "the vision tower"}
 DEEPSEEK |= {"qwen2_model.": "the vision tower", "projector.": "the projector"}
 DEEPSEEK |= dict.fromkeys(("image_newline", "tile_indicators", "view_seperator"), "the vectors between parts of images")
+QIANFAN = CHAT | LLAVA
 VISUAL = {"visual.": "the vision tower with its projector"}
 QWEN35 = VISUAL | {"mtp.": "the layers that predict further tokens"}
 
 MULTIMODAL = {
     "deepseek_ocr2": Multimodal("deepseek_ocr2_text", DEEPSEEK),
     "deepseek_vl_v2": Multimodal("deepseek_v2", DEEPSEEK),
+    "exaone4_5": Multimodal("exaone4", QWEN35),
     "gemma3": Multimodal("gemma3_text", LLAVA, tied=True),
     "gemma4": Multimodal("gemma4_text", GEMMA4, tied=True),
     "glm4v": Multimodal("glm4v_text", VISUAL),
@@ -47,12 +49,13 @@ MULTIMODAL = {
     "idefics3": Multimodal("llama", IDEFICS),
     "internvl": Multimodal("qwen2", LLAVA, tied=True),
     "internvl_chat": Multimodal("llama", CHAT),
-    "kimi_k25": Multimodal("deepseek_v3", KIMI),
+    "kimi_k25": Multimodal("deepseek_v3", KIMI, tied=True),
     "llama4": Multimodal("llama4_text", LLAMA4),
     "llava": Multimodal("llama", LLAVA),
     "llava_next": Multimodal("llama", NEXT),
     "llava_onevision": Multimodal("qwen2", NEXT),
     "mistral3": Multimodal("mistral", LLAVA, tied=True),
+    "qianfan_ocr": Multimodal("qwen3", QIANFAN),
     "qwen2_vl": Multimodal("qwen2_vl_text", VISUAL),
     "qwen2_5_vl": Multimodal("qwen2_5_vl_text", VISUAL),
     "qwen3_5": Multimodal("qwen3_5_text", QWEN35),
@@ -75,6 +78,8 @@ NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 SIZES: dict[str, tuple[int | None, ...]] = {
     "deepseek_ocr2_text": (102400, 4096, 11008, 32, 32),
     "deepseek_v2": (102400, 4096, 11008, 32, 32),
+    "deepseek_v3": (129280, 7168, 18432, 61, 128),
+    "exaone4": (102400, 4096, 16384, 32, 32),
     "gemma3_text": (262208, 2304, 9216, 26, 8),
     "gemma4_text": (262144, 2304, 9216, 30, 8),
     "glm4v_text": (151552, 4096, 13696, 40, 32),
@@ -82,9 +87,11 @@ SIZES: dict[str, tuple[int | None, ...]] = {
     "llama4_text": (202048, 5120, 8192, 48, 40),
     "ministral3": (131072, 4096, 14336, 34, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
+    "mistral4": (131072, 4096, 12288, 36, 32),
     "qwen2": (151936, 4096, 22016, 32, 32),
     "qwen2_vl_text": (152064, 8192, 29568, 80, 64),
     "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64),
+    "qwen3": (151936, 4096, 22016, 32, 32),
     "qwen3_5_text": (248320, 4096, 12288, 32, 16),
     "qwen3_5_moe_text": (248320, 2048, None, 40, 16),
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16),

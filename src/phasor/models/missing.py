@@ -18,24 +18,50 @@ MAMBA = "Mamba layers (selective state spaces)"
 AUDIO = "an encoder that takes audio features through convolutions"
 CAPACITY = "experts with a capacity, beyond which tokens are dropped"
 RECURRENT = "a recurrent unit in place of attention"
+CODE = "fields and tensor names of code that is in its folders"
+BOTH_SIDES = f"attention to later tokens too, and {CODE}"
+DIFFUSION = "generation that fills in masked tokens in any order"
+INKLING = "short convolutions, and a relative bias that vectors of the query mix from profiles"
+ALTERNATING = "several residual streams that layers take turns to update (AltUp)"
 
 MISSING = {
+    "Dream": Missing(DIFFUSION, "qwen2"),
+    "baichuan": Missing(CODE, "llama"),
+    "bidirectional_pplx_qwen3": Missing(BOTH_SIDES, "qwen3"),
+    "chatglm": Missing(CODE, "glm"),
+    "deepseek_v4": Missing(
+        "keys of groups of tokens, a rotation of attention's output and several residual streams", "deepseek_v32"
+    ),
+    "exaone": Missing(CODE, "llama"),
     "falcon_h1": Missing("layers of Mamba-2 and softmax attention side by side", "bamba"),
     "falcon_mamba": Missing(MAMBA, "llama"),
+    "gemma3n": Missing(ALTERNATING, "gemma4_text"),
+    "gemma3n_text": Missing(ALTERNATING, "gemma4_text"),
+    "inkling_mm_model": Missing(INKLING, "glm4_moe"),
+    "inkling_text": Missing(INKLING, "glm4_moe"),
+    "internlm2": Missing(CODE, "llama"),
     "jamba": Missing(MAMBA, "mixtral"),
     "kimi_linear": Missing("linear attention layers with a decay per feature (Kimi delta attention)", "deepseek_v3"),
     "lfm2": Missing(CONVOLUTIONS, "qwen3"),
     "lfm2_moe": Missing(CONVOLUTIONS, "qwen3_moe"),
+    "llada2_moe": Missing(DIFFUSION, "qwen3_moe"),
+    "llama_bidirec": Missing(BOTH_SIDES, "eurobert"),
     "mamba": Missing(MAMBA, "llama"),
     "mamba2": Missing("layers without a feed-forward network", "bamba"),
+    "mimo": Missing(CODE, "qwen2"),
+    "mimo_v2_flash": Missing("values of another width than queries and keys in softmax attention", "gpt_oss"),
     "moonshine": Missing(AUDIO, "llama"),
     "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
     "nemotron_h": Missing("layers of attention or of a feed-forward network alone", "bamba"),
     "nllb-moe": Missing(CAPACITY, "m2m_100"),
+    "ouro": Missing("layers that run over their own output several times", "llama"),
+    "qwen": Missing(CODE, "qwen2"),
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
+    "step3p5": Missing("other numbers of query heads in layers with windows than in the rest", "qwen3_moe"),
     "switch_transformers": Missing(CAPACITY, "t5"),
     "whisper": Missing(AUDIO, "bart"),
+    "xlnet": Missing("relative positions with a learned query of their own (Transformer-XL)", "bert"),
     "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),
     "zamba2": Missing("one block of attention that several layers share, each with an adapter", "bamba"),
 }

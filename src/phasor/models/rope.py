@@ -66,11 +66,15 @@ class RopeParameters(FieldEntry):
         )
 
     def check(self, config: ModelConfig) -> None:
-        require_kind(config.position, RotaryConfig)
+        self.rotary(config)
+
+    def rotary(self, config: ModelConfig) -> RotaryConfig:
+        """The rotary scheme of a model, which has to have one."""
+        return require_kind(config.position, RotaryConfig)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         whole = {} if self.partial is None else {"partial_rotary_factor": 1.0}
-        return {name: whole | write_rotary(require_kind(config.position, RotaryConfig), config)}
+        return {name: whole | write_rotary(self.rotary(config), config)}
 
 
 class MultiSectionParameters(RopeParameters):

@@ -11,7 +11,7 @@ import pkgutil
 from phasor.models.family import Family
 
 # Types whose models are those of a family, and that transformers has under that name alone.
-SAME_AS = {"kimi_k2": "deepseek_v3"}
+SAME_AS = {"exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
 
 
 def names() -> list[str]:

@@ -22,7 +22,7 @@ from phasor.models.families._llama import LlamaLike
 from phasor.models.families._routed import FirstDense, Routed
 from phasor.models.fields import Fields
 from phasor.models.layout import Layout, Piece, Rule, linear
-from phasor.models.rope import RopeParameters
+from phasor.models.rope import RopeParameters, parameters
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.positions import RotaryConfig, YaRN
 
@@ -48,13 +48,19 @@ class RotatedLast(Layout):
 
 
 class HeadWidths(FieldEntry):
-    """`qk_nope_head_dim` and `qk_rope_head_dim`, which make a head; with `head_dim` for the second in newer files."""
+    """`qk_nope_head_dim` and `qk_rope_head_dim`, which make a head; with `head_dim` for the second in newer files.
+
+    `default` is the first where a file has none, and with `whole` it is the head that `head_dim` says.
+    """
+
+    def __init__(self, default: int = 128, *, whole: bool = False) -> None:
+        self.default, self.whole = default, whole
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         rope = f.positive("qk_rope_head_dim", 64)
-        draft["head_dim"] = f.positive(name, 128) + rope
+        draft["head_dim"] = f.positive(name, self.default) + rope
         draft["attention.rope_dim"] = rope
-        f.expect("head_dim", rope)
+        f.expect("head_dim", draft["head_dim"] if self.whole else rope)
         f.expect("qk_head_dim", draft["head_dim"])
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
@@ -96,17 +102,19 @@ class SameHeads(FieldEntry):
 class LatentRope(RopeParameters):
     """`rope_parameters`, of which YaRN's `mscale_all_dim` scales scores as well; pairs as `rope_interleave` says."""
 
-    def read(self, f: Fields, name: str, draft: Draft) -> None:
-        super().read(f, name, draft)
-        draft["position"] = draft["position"].replace(pairing="adjacent" if self.is_interleaved(f) else "half")
-        if (factor := score_factor(draft["position"])) != 1.0:
+    def scheme(self, f: Fields, draft: Draft, base: float, partial: float | None) -> RotaryConfig:
+        rotary = super().scheme(f, draft, base, partial)
+        if rotary.extension is not None and not isinstance(rotary.extension, YaRN):
+            f.inside(parameters(f, None, {}), "rope_parameters.").expect("mscale_all_dim", None, 0)
+        if (factor := score_factor(rotary)) != 1.0:
             draft["attention.scale"] = draft["head_dim"] ** -0.5 * factor
+        return rotary.replace(pairing="adjacent" if self.is_interleaved(f) else "half")
 
     def is_interleaved(self, f: Fields) -> bool:
-        return f.get("rope_interleave", True)
+        return f.flag("rope_interleave", True)
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        position, scale = require_kind(config.position, RotaryConfig), latent(config).scale
+        position, scale = self.rotary(config), latent(config).scale
         expected = config.head_dim**-0.5 * score_factor(position)
         if scale is not None and abs(scale / expected - 1) > SAME_SCALE:
             raise ValueError(

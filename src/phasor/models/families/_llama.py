@@ -57,9 +57,13 @@ class LlamaLike(Family):
         yield from linear(f"{side}.norm", f"model.{self.last_norm}")
         block, layer = f"{side}.blocks.{{i}}", "model.layers.{i}"
         yield from self.attention(f"{block}.attention", f"{layer}.self_attn")
-        for index, norm in enumerate(self.norms):
+        for index, norm in enumerate(self.norms_of(config)):
             yield from linear(f"{block}.residual.norms.{index}", f"{layer}.{norm}")
         yield from self.feedforward(f"{block}.feedforward", f"{layer}.mlp")
+
+    def norms_of(self, config: ModelConfig) -> tuple[str, ...]:
+        """The norms of a block of this model."""
+        return self.norms
 
     def attention(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from projections(ours, theirs)

@@ -13,10 +13,20 @@ from phasor.models.layout import SAME
 
 
 class OwnIndexers(FieldEntry):
-    """`indexer_types`: every layer has to have an indexer of its own, and take no other layer's choice."""
+    """`indexer_types`: every layer has to have an indexer of its own, and take no other layer's choice.
+
+    Where it is missing, `index_topk_pattern` or `index_topk_freq` says so.
+    """
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        f.expect(name, ["full"] * draft["num_layers"])
+        own = ["full"] * draft["num_layers"]
+        said = {name: own, "index_topk_pattern": "F" * len(own), "index_topk_freq": 1}
+        for field, value in said.items():
+            if f.raw(field, value) not in (value, own):
+                raise ValueError(
+                    f"{f.file}: {field} has layers without an indexer of their own, which take the tokens that an "
+                    "earlier layer chose: phasor does not share the choice between layers"
+                )
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         return {name: ["full"] * config.num_layers}
@@ -39,8 +49,6 @@ class GLMMoEDSA(DeepSeekV32):
         "rope_interleave": Pinned(True),
         "indexer_rope_interleave": Pinned(True),
         "indexer_types": OwnIndexers(),
-        "index_topk_freq": Pinned(1),
-        "index_topk_pattern": Pinned(None),
     }
     harmless = DeepSeekV32.harmless | {"index_skip_topk_offset"}
     index_layout = SAME

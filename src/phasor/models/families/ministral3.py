@@ -11,7 +11,7 @@ from phasor.models.families._llama import score_classifiers
 from phasor.models.families.mistral import Mistral
 from phasor.models.family import ORIGINAL
 from phasor.models.fields import Fields
-from phasor.models.rope import RopeParameters, parameters, write_rotary
+from phasor.models.rope import RopeParameters, parameters
 from phasor.nn.positions import CombinedConfig, RotaryConfig, TemperatureConfig
 
 BETA = "llama_4_scaling_beta"
@@ -23,7 +23,7 @@ class RotaryWithTemperature(RopeParameters):
     """`rope_parameters` with a temperature that steps up at every multiple of the original length."""
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
-        rope = f.inside(parameters(f, None, USUAL), "rope_parameters.")
+        rope = f.inside(parameters(f, None, self.usual or {}), "rope_parameters.")
         beta, length = rope.get(BETA), rope.get(ORIGINAL)
         others = {n: v for n, v in rope.data.items() if n not in (BETA, "max_position_embeddings")}
         if rope.get("rope_type", rope.get("type", "default")) in ("default", "linear"):
@@ -34,8 +34,8 @@ class RotaryWithTemperature(RopeParameters):
         temperature = TemperatureConfig(form="floor", scale=beta, floor_length=length, first=0) if beta != 0 else None
         draft["position"] = rotary if temperature is None else CombinedConfig(schemes=(rotary, temperature))
 
-    def check(self, config: ModelConfig) -> None:
-        self.schemes(config)
+    def rotary(self, config: ModelConfig) -> RotaryConfig:
+        return self.schemes(config)[0]
 
     def schemes(self, config: ModelConfig) -> tuple[RotaryConfig, PositionConfig | None]:
         """The rotary scheme, and the temperature where there is one."""
@@ -44,11 +44,11 @@ class RotaryWithTemperature(RopeParameters):
         return require_kind(rotary, RotaryConfig), temperature
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
-        rotary, temperature = self.schemes(config)
-        fields = write_rotary(rotary, config)
+        written, (_, temperature) = super().write(name, config), self.schemes(config)
+        fields = {BETA: 0.0, ORIGINAL: config.max_length} | written[name]
         if isinstance(temperature, TemperatureConfig):
             fields |= {BETA: temperature.chosen_scale, ORIGINAL: temperature.floor_length}
-        return {name: {BETA: 0.0, ORIGINAL: config.max_length} | fields}
+        return written | {name: fields}
 
 
 class Ministral3(Mistral):
@@ -64,7 +64,7 @@ class Ministral3(Mistral):
         "max_position_embeddings": Field("max_length", default=262144),
         "sliding_window": Field("attention.window", default=None),
         "rms_norm_eps": Field("norm.eps", default=1e-5),
-        "rope_parameters": RotaryWithTemperature(),
+        "rope_parameters": RotaryWithTemperature(usual=USUAL),
     }
 
 
