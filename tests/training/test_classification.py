@@ -207,6 +207,15 @@ def test_bad_data_name_file_and_line(line, tmp_path):
     assert (MISTAKES | WORD_MISTAKES)[line] in str(error.value)
 
 
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_an_encoder_decoder_is_refused_in_a_sentence(task, tmp_path):
+    said = f"the task '{task}' trains an encoder or a decoder, and this model is an encoder-decoder"
+    phasor.save(phasor.Transformer(phasor.preset("t5", dim=8, num_heads=1, num_layers=1)), tmp_path / "t5")
+    for start in ({"init_from": str(tmp_path / "t5")}, {"init_from": None, "model": {"preset": "t5"}}):
+        with pytest.raises(ValueError, match=said):
+            train(fine_tuning(tmp_path, task, str(tmp_path / "data.jsonl"), **start))
+
+
 def test_a_label_that_the_model_does_not_have_is_named(tmp_path):
     data = write_lines(tmp_path / "data.jsonl", [{"text": "a cat", "label": "place"}, {"text": "a", "label": "odd"}])
     body = save_body("bert", tmp_path / "body")

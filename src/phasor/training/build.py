@@ -62,7 +62,10 @@ def model_config(
     fields = dict(recipe.model)
     name = fields.pop("preset", None)
     objective = objective_of(recipe)
-    if head := objective.head(None if name is None else preset(name), labels):
+    given = None if name is None else preset(name)
+    if given is not None and "shape" not in fields:
+        check_shape(given, recipe)
+    if head := objective.head(given, labels):
         fields["head"] = merge(head, fields.get("head", {}))
     fields = {"shape": objective.shapes[0], "vocab_size": vocab_size} | fields if name is None else fields
     fields.setdefault("vocab_size", vocab_size)
@@ -80,11 +83,8 @@ def check_config(
     config: ModelConfig, recipe: Recipe, vocab_size: int, source_vocab_size: int | None = None
 ) -> ModelConfig:
     """The configuration as it is, or one sentence about why the recipe cannot train it."""
-    objective = objective_of(recipe)
-    if config.shape not in objective.shapes:
-        expected = " or ".join(map(with_article, objective.shapes))
-        raise ValueError(f"the task {recipe.task!r} trains {expected}, and this model is {with_article(config.shape)}")
-    if (why_not := objective.head_why_not(config)) is not None:
+    check_shape(config, recipe)
+    if (why_not := objective_of(recipe).head_why_not(config)) is not None:
         raise ValueError(why_not)
     if config.vocab_size < vocab_size:
         raise ValueError(f"the tokenizer has {vocab_size} tokens, and the model's vocabulary {config.vocab_size}")
@@ -105,6 +105,15 @@ def check_config(
     return config
 
 
+def check_shape(config: ModelConfig, recipe: Recipe) -> ModelConfig:
+    """The configuration as it is, if the recipe's task trains a model of its shape, whatever the head."""
+    shapes = objective_of(recipe).shapes
+    if config.shape not in shapes:
+        expected = " or ".join(map(with_article, shapes))
+        raise ValueError(f"the task {recipe.task!r} trains {expected}, and this model is {with_article(config.shape)}")
+    return config
+
+
 def with_article(shape: str) -> str:
     """
     >>> with_article("encoder"), with_article("decoder")
@@ -122,7 +131,7 @@ def check_model(recipe: Recipe, processes: int = 1) -> None:
         merged = merge(read_config(recipe.init_from).to_dict(), recipe.model)
         if (resolve_folder(recipe.init_from, files="config") / QUANTIZATION).exists():
             raise ValueError(f"the weights of {recipe.init_from} are quantized: train the original model")
-        config = objective_of(recipe).with_head(ModelConfig.from_dict(merged))
+        config = objective_of(recipe).with_head(check_shape(ModelConfig.from_dict(merged), recipe))
         check_config(config, recipe, vocab_size=1)
     check_mesh(config, recipe, processes)
 
