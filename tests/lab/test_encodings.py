@@ -195,6 +195,7 @@ def test_the_score_card_says_what_holds():
         "none": ["unique"],
         "normalized": ["consistent"],
         "pope": [],
+        "profiles": ["consistent", "deterministic"],
         "rotary": [],
         "sandwich": [],
         "accumulated": ["consistent", "deterministic"],
@@ -221,6 +222,7 @@ def test_the_score_card_says_what_holds():
         "normalized",
         "accumulated",
         "pope",
+        "profiles",
         "shaw",
         "t5",
         "transformerxl",
@@ -231,7 +233,7 @@ def test_the_score_card_says_what_holds():
 
 def follows_text(config: PositionConfig) -> bool:
     """Whether codes depend on the tokens; vectors of the distance that multiply queries are the same in every text."""
-    return config.kind in ("accumulated", "cope", "forget")
+    return config.kind in ("accumulated", "cope", "forget", "profiles")
 
 
 def test_the_score_card_agrees_with_what_schemes_state():

@@ -75,7 +75,7 @@ def test_the_score_card_says_growth_and_what_follows_the_tokens(open_page):
         *_, bounded, deterministic = said[NAMES[card["kind"]]]
         expected = "ends" if card["bounded"]["refused"] else "|x| ≤" if card["bounded"]["holds"] else "grows"
         assert bounded.startswith(expected), card["kind"]
-        follows = card["kind"] in ("accumulated", "cope", "forget")
+        follows = card["kind"] in ("accumulated", "cope", "forget", "profiles")
         assert (deterministic == "follows the tokens") is follows, card["kind"]
 
 

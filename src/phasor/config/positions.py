@@ -88,6 +88,11 @@ class PositionConfig(Choice, what="position scheme"):
         return False
 
     @property
+    def multiplies_input(self) -> bool:
+        """Whether what follows the input is a product with it, so that tokens of zeros get nothing."""
+        return False
+
+    @property
     def reads_heads(self) -> bool:
         """Whether what it adds to scores is computed from queries and keys, which no other scheme may change."""
         return False

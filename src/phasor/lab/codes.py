@@ -101,13 +101,17 @@ class EncodingScheme:
         return finite(bias[0].double())
 
     def for_layer(self, prepared: Any, positions: Tensor, text: Tensor | None = None) -> Any:
-        """Positions in a layer whose input is all zeros, or a text, and whose projections change nothing."""
+        """Positions in a layer whose projections change nothing, and whose input is a text, or all tokens are alike.
+
+        They are zeros, or ones where the scheme multiplies them.
+        """
         module = self.module
         if not module.config.follows_input:
             return prepared
         step: LayerStep
         if text is None:
-            x = torch.zeros(1, len(positions), self.dim, dtype=torch.float64)
+            value = float(module.config.multiplies_input)
+            x = torch.full((1, len(positions), self.dim), value, dtype=torch.float64)
             step = EqualTokens(Mask(), positions[None], positions)
         else:
             x, step = text[None, positions], TextTokens(Mask(), positions[None], positions)

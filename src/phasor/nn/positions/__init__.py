@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from phasor.nn.positions.none.config import NoPositionConfig as NoPositionConfig
     from phasor.nn.positions.normalized.config import NormalizedConfig as NormalizedConfig
     from phasor.nn.positions.pope.config import PoPEConfig as PoPEConfig
+    from phasor.nn.positions.profiles.config import ProfilesConfig as ProfilesConfig
     from phasor.nn.positions.rotary.config import RotaryConfig as RotaryConfig
     from phasor.nn.positions.rotary.scaling import DynamicNTKScaling as DynamicNTKScaling
     from phasor.nn.positions.rotary.scaling import DynamicYaRN as DynamicYaRN

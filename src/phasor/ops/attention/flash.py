@@ -23,7 +23,7 @@ from phasor.ops.launch import empty_dense
 
 MAX_HEAD_DIM = 256
 MAX_KNOTS = 1024  # that a kernel holds
-MAX_DISTANCES = 1024  # each of which has a product with every query
+MAX_DISTANCES = 1026  # each of which has a product with every query: 1,024, and those beyond on either side
 LEARNED = ("slopes", "rates", "powers", "table", "inverse_spans", "query_zeros", "key_zeros")  # what a bias may learn
 
 
@@ -130,7 +130,7 @@ def bias_args(q: Tensor, mask: Mask, score_mod: ScoreMod) -> dict[str, Any]:
         own: dict[str, Any] = {
             "table": table,
             "shifts": prepared_shifts(mask, q_pos, k_pos),
-            "min_distance": -bias.rows.reach,
+            "min_distance": bias.rows.first,
         }
         return {**positions, **own, "sum_weights": score_mod.relative_values is not None}
     if isinstance(bias, FIREBias):

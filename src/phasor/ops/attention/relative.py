@@ -23,7 +23,8 @@ class DistanceRows:
     """Which row of a table the distance between a query and a key has, query position minus key position.
 
     `queries` and `keys` are positions, `[B, Tq]` and `[B, Tk]` or `[1, ...]`. The rows count the distances, clipped to
-    `reach` on either side; or `bounds`, `[rows - 1]`, lists the smallest distance of every row but the first.
+    `reach` on either side, or to `least` on the side of keys ahead; or `bounds`, `[rows - 1]`, lists the smallest
+    distance of every row but the first.
 
     >>> rows = DistanceRows(torch.tensor([[2, 3]]), torch.tensor([[0, 2, 3, 9]]), reach=1)
     >>> rows.block(torch.tensor([0, 1]), torch.arange(4)).tolist()
@@ -34,6 +35,12 @@ class DistanceRows:
     keys: Tensor
     reach: int = 0
     bounds: Tensor | None = None
+    least: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The distance of the first row, where rows count the distances."""
+        return -self.reach if self.least is None else self.least
 
     def map(self, batch: int, of_queries: Rearrange, of_keys: Rearrange) -> DistanceRows:
         """The same of queries and keys that are rearranged."""
@@ -45,7 +52,7 @@ class DistanceRows:
         distance = self.queries[:, queries][:, :, None] - self.keys[:, keys][:, None, :]
         if self.bounds is not None:
             return torch.bucketize(distance, self.bounds, right=True)
-        return distance.clamp_(-self.reach, self.reach).add_(self.reach)
+        return distance.clamp_(self.first, self.reach).sub_(self.first)
 
 
 @dataclass

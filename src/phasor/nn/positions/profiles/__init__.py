@@ -1,0 +1,1 @@
+"""A bias by distance that every query mixes from learned profiles (Inkling)."""
