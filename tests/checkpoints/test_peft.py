@@ -22,7 +22,8 @@ transformers.logging.disable_progress_bar()
 BUILDERS = {}
 for module in pkgutil.iter_modules(families.__path__):
     BUILDERS |= getattr(importlib.import_module(f"families.{module.name}"), "CASES", {})
-# Nomic's files name their modules as code of their own has them; mamba's are multiplied in a kernel.
+# Nomic's files name their modules as code of their own has them; mamba's are multiplied in a kernel; of
+# those of Nemotron-H, PEFT leaves out one.
 WITHOUT = ("nomic_bert", "mamba", "bamba", "granitemoehybrid", "falcon_h1", "zamba")
 NAMES = [name for name in BUILDERS if not name.startswith(WITHOUT) and "both heads" not in name]
 ALWAYS = ["llama", "qwen3", "gpt2", "phi3", "mixtral", "gpt_oss", "t5", "bert", "deepseek_v3", "codegen", "bart"]
@@ -60,6 +61,7 @@ class Pair:
         names = {key.rpartition(".")[2] for key, module in self.modules.items() if isinstance(module, kinds)}
         left_out = {"gate", "router", "shared_expert_gate", "indexer", "wq_b", "wk", "weights_proj", "regression"}
         left_out |= {"pos_key_proj", "pos_query_proj"}  # of positions, whose weights are read
+        left_out |= {"out_proj"} if self.case.config.model_type == "nemotron_h" else set()
         return sorted(names - left_out - {"lm_head", "head", "decoder", "pooler"})
 
     def experts(self):

@@ -1,4 +1,4 @@
-"""Random configurations of hybrids of Mamba-2 and softmax attention: Bamba and Granite 4."""
+"""Random configurations of hybrids of Mamba-2 and softmax attention: Bamba, Granite 4 and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 import transformers
 from transformers.models.bamba import modeling_bamba
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.nemotron_h import modeling_nemotron_h
 
 from .cases import Case, Cases, coin
 from .delta import LINEAR, widen
 from .llama_like import FULL, common_fields, hub_case, share_of_width
+from .routed import correct, groups
 
 
 def mamba_fields(rng: random.Random) -> dict[str, Any]:
@@ -91,9 +93,73 @@ def granitemoehybrid(rng: random.Random, cls: str = "GraniteMoeHybridForCausalLM
     return case
 
 
+LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+
+
+def nemotron_h(rng: random.Random, cls: str = "NemotronHForCausalLM", kinds: str = "M*-E") -> Case:
+    """Layers of all kinds in any order, several of a kind in a row too."""
+    fields = {name: value for name, value in mamba_fields(rng).items() if not name.startswith("mamba_")}
+    for name in ("rope_parameters", "tie_word_embeddings", "hidden_act", "attention_bias", "rms_norm_eps"):
+        del fields[name]
+    letters = [*kinds, *(rng.choice(kinds) for _ in range(rng.choice([0, 2])))]
+    rng.shuffle(letters)
+    mixture = {name: value for name, value in groups(rng).items() if name != "first_k_dense_replace"}
+    key_heads = rng.choice([1, 2, 3])
+    config = transformers.NemotronHConfig(
+        **fields | mixture | {"num_hidden_layers": len(letters), "n_shared_experts": 1},
+        layers_block_type=[LETTERS[letter] for letter in letters],
+        mamba_num_heads=key_heads * rng.choice([1, 2]),
+        mamba_head_dim=rng.choice([6, 7]),
+        n_groups=key_heads,
+        ssm_state_size=rng.choice([5, 8]),
+        conv_kernel=rng.choice([2, 4]),
+        chunk_size=rng.choice([7, 16]),
+        use_conv_bias=coin(rng),
+        use_bias=coin(rng),
+        mlp_bias="E" not in kinds,
+        mlp_hidden_act=rng.choice(["relu2", "silu"]),
+        moe_shared_expert_intermediate_size=rng.choice([12, 28]),
+        layer_norm_epsilon=rng.choice([1e-1, 1e-2]),  # small results of a state, normalized, would show their rounding
+    )
+    config._experts_implementation = "eager"  # the only one that float64 has
+    case = Case(getattr(transformers, cls), config)
+    if coin(rng):
+        case.older = lambda data: in_letters(data, letters)
+        case.may_differ = ("rope_theta", "norm_eps", "partial_rotary_factor")
+    case = correct(case)
+    case.patch = unclamped
+    if "E" not in kinds:
+        case.may_differ += tuple(name for name in mixture if name != "n_shared_experts")
+        case.may_differ += ("moe_shared_expert_intermediate_size",)
+    return case
+
+
+def in_letters(data: dict[str, Any], letters: list[str]) -> dict[str, Any]:
+    """As published: layers by letters, and fields that nothing reads."""
+    del data["layers_block_type"], data["time_step_limit"]
+    data["torch_dtype"] = data.pop("dtype")
+    unused = {"rope_theta": 10000, "norm_eps": 1e-5, "partial_rotary_factor": 1.0}
+    return data | unused | {"hybrid_override_pattern": "".join(letters), "num_hidden_layers": len(letters)}
+
+
+def unclamped(patch: pytest.MonkeyPatch) -> None:
+    """How strongly tokens are written is not bounded below, as where the models were trained."""
+    mixer = modeling_nemotron_h.NemotronHMamba2Mixer
+    correct_mixer(patch, mixer)
+
+    def init(self: Any, config: Any, *more: Any, own: Any = mixer.__init__, **options: Any) -> None:
+        own(self, config, *more, **options)
+        self.time_step_limit = (0.0, float("inf"))
+
+    patch.setattr(mixer, "__init__", init)
+
+
 CASES: Cases = {
     "bamba": bamba,
     "bamba/without head": lambda rng: bamba(rng, "BambaModel"),
     "granitemoehybrid": granitemoehybrid,
     "granitemoehybrid/without head": lambda rng: granitemoehybrid(rng, "GraniteMoeHybridModel"),
+    "nemotron_h": nemotron_h,
+    "nemotron_h/without experts": lambda rng: nemotron_h(rng, kinds="M*-"),
+    "nemotron_h/without head": lambda rng: nemotron_h(rng, "NemotronHModel"),
 }

@@ -74,6 +74,15 @@ MODELS = {
     "latent": {"attention": "latent", "num_layers": 2},
     "activation": {"feedforward": {"activation": "swiglu-clamped"}},
     "sigmoid router": {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 4, "scores": "sigmoid"}}},
+    "layers of one sub-layer": {
+        "num_layers": 4,
+        "layers": (
+            {"attention": "mamba2", "feedforward": {"hidden_dim": 0}},
+            {"attention": "none", "feedforward": {"activation": "relu2"}},
+            {"feedforward": {"hidden_dim": 0}},
+            {"attention": "none", "feedforward": {"activation": "gelu", "experts": {"num_experts": 4}}},
+        ),
+    },
     "layers that differ": {
         "num_layers": 2,
         "layers": ({"attention": VIEWS["window"]}, {"position": phasor.NoPositionConfig()}),

@@ -134,6 +134,19 @@ REFUSED = {
     "bart": {"is_encoder_decoder": False},
     "t5gemma": {"is_encoder_decoder": False},
     "apertus": {"hidden_act": "swiglu", "mlp_bias": True, "qk_norm": False, "post_norm": True},
+    "nemotron_h": {
+        "attention_bias": True,
+        "hybrid_override_pattern": "M*X-",
+        "mamba_d_conv": 3,
+        "mamba_hidden_act": "gelu",
+        "mamba_proj_bias": True,
+        "mlp_bias": True,
+        "moe_latent_size": 8,
+        "n_shared_experts": 2,
+        "num_hidden_layers": 99,
+        "tie_word_embeddings": True,
+        "time_step_limit": [0.1, 1.0],
+    },
     "gpt_oss": {"quantization_config": {"quant_method": "fp8"}, "hidden_act": "gelu", "layer_types": ["chunked"]},
 }
 
@@ -198,8 +211,9 @@ def honored_by_transformers(cls, config):
 # Names in the same files that are no fields of a text model's config.json, or belong to other heads.
 NO_FIELDS = set(
     """
-    _auto_class attribute_map base_config_key base_model_ep_plan base_model_fsdp_plan base_model_pp_plan
-    base_model_tp_plan default_theta extra_config_files extra_files get_text_config standardize_rope_params
+    _auto_class _list_to_pattern _pattern_to_list attribute_map base_config_key base_model_ep_plan
+    base_model_fsdp_plan base_model_pp_plan base_model_tp_plan
+    default_theta extra_config_files extra_files get_text_config standardize_rope_params
     sub_configs_defaults text_config expand_attention_types_params
     vision_config image_token_id mm_tokens_per_image classifier_dropout hidden_dropout summary_last_dropout
     summary_proj_to_labels

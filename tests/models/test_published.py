@@ -45,6 +45,11 @@ BILLIONS = {
     "qwen3-next-80b-a3b-instruct": 80,
     "qwen3.5-27b": 27,
     "qwen3.5-35b-a3b": 35,
+    "hyperclovax-seed-think-14b": 14.7,
+    "solar-open-100b": 102.6,
+    "mistral-small-4-119b-2603": 119,
+    "nemotron-nano-9b-v2": 8.89,
+    "nemotron-3-nano-30b-a3b": 31.6,
 }
 
 

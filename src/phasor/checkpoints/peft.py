@@ -21,7 +21,6 @@ from phasor.checkpoints.tensors import Tensors
 from phasor.config.lora import Kind
 from phasor.config.schema import quote
 from phasor.files import safetensors_errors
-from phasor.models.modules import EXPERTS
 from phasor.nn.lora import LoRA
 from phasor.nn.moe import Experts
 from phasor.transformer import Transformer
@@ -64,7 +63,9 @@ class PeftAdapter(StoredAdapter):
             target = self.target(names, module, modules, where)
             found, rank = our_factors(factors, target, model, f"{where}: {module}")
             is_experts = isinstance(model.get_submodule(target.layer), Experts)
-            key = f"{module.removesuffix(INNER)}.{EXPERTS[target.part]}" if is_experts else module
+            key = (
+                f"{module.removesuffix(INNER)}.{names.family.expert_parameters[target.part]}" if is_experts else module
+            )
             layers.setdefault(target.layer, {})[target.part] = PartConfig(
                 rank=rank,
                 alpha=float(by_pattern(config.get("alpha_pattern"), key, config.get("lora_alpha", 8))),
@@ -80,7 +81,7 @@ class PeftAdapter(StoredAdapter):
         target = names.target(module, where)
         asked = (self.adapter.peft or {}).get("target_parameters") or []
         if target.part == "down" and f"{module}{INNER}" not in modules:
-            up = any(str(name).endswith(EXPERTS["up"]) for name in asked)
+            up = any(str(name).endswith(names.family.expert_parameters["up"]) for name in asked)
             return names.target(f"{module}{INNER}", where) if up else target
         return target
 
@@ -155,8 +156,8 @@ def write_peft(model: Transformer, folder: Path, name: str) -> None:
             factors, rank, scale = found
             ranks[place] = rank, round(scale * (rank**0.5 if adapter.kind == "rslora" else rank), 6)
             tensors |= {f"{ROOT}{place}.{key}": x for key, x in factors.items()}
-            if target.part in EXPERTS and target.rows is None and target.part in lora:
-                parameters[f"{path.removesuffix(INNER)}.{EXPERTS[target.part]}"] = None
+            if target.part in names.family.expert_parameters and target.rows is None and target.part in lora:
+                parameters[f"{path.removesuffix(INNER)}.{names.family.expert_parameters[target.part]}"] = None
     whole = {key: x for key, x in adapter_tensors(model, name).items() if not is_adapter_weight(key)}
     kept = names.their_weights(whole)
     for key, x in kept.items():
@@ -197,7 +198,7 @@ def describe(
     def pattern(name: str) -> str:
         module = name.removesuffix(INNER)
         inner = len(parameters) == 1 or name.endswith(INNER)
-        return f"{module}.{EXPERTS['up' if inner else 'down']}" if module in experts else name
+        return f"{module}.{names.family.expert_parameters['up' if inner else 'down']}" if module in experts else name
 
     return {
         "peft_type": "LORA",

@@ -39,6 +39,7 @@ class PeftNames:
     def __init__(self, model: Transformer) -> None:
         origin = None if model.origin is None else model.origin.family
         self.family = families.family(origin) if origin in families.names() else choose_family(model)[0]
+        self.prefix = self.family.class_prefix or self.family.prefix
         self.config = model.config
         self.weights = {name: weight for name, weight in unquantized_weights(model).items() if not is_extra(name)}
         self.assignments = expand_rules(self.family.all_rules(self.config), self.config, self.weights)
@@ -60,11 +61,12 @@ class PeftNames:
 
     def name(self, name: str) -> str:
         """A name as the model's class has it, without the prefix of a class with a head where it has none."""
-        return name.removeprefix(self.family.prefix) if self.is_bare else name
+        bare = name.removeprefix(self.family.prefix)
+        return bare if self.is_bare or bare == name else self.prefix + bare
 
     def target(self, module: str, where: str) -> Target:
         """The layer with the name of a module, which may be that of a class with another head."""
-        for name in (module, module.removeprefix(self.family.prefix), f"{self.family.prefix}{module}"):
+        for name in (module, module.removeprefix(self.prefix), f"{self.prefix}{module}"):
             if name in self.targets:
                 return self.targets[name]
         raise ValueError(f"{where}: {unknown('module with an update', module, self.targets)}")
@@ -75,7 +77,7 @@ class PeftNames:
 
     def our_weights(self, theirs: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         """Our weights out of whole tensors of theirs; several of one of ours have to be all there."""
-        given = {self.name(name.removeprefix(self.family.prefix)): x for name, x in theirs.items()}
+        given = {self.name(name.removeprefix(self.prefix)): x for name, x in theirs.items()}
         given |= dict(theirs)
         found: dict[str, Tensor] = {}
         used: set[str] = set()
@@ -100,8 +102,8 @@ class PeftNames:
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """A name with and without the prefix of a class with a head."""
-        bare = name.removeprefix(self.family.prefix)
-        return name, bare, f"{self.family.prefix}{bare}"
+        bare = name.removeprefix(self.family.prefix).removeprefix(self.prefix)
+        return name, bare, f"{self.prefix}{bare}"
 
     def their_weights(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole weights of ours as tensors of theirs."""

@@ -23,6 +23,7 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
     `cross` of its methods is for cross-attention, whose keys and values come from an encoder.
     """
 
+    present: ClassVar[bool] = True  # whether a layer has attention at all
     supports_cross: ClassVar[bool] = False
     takes_positions: ClassVar[bool] = True  # schemes that act in layers leave others out
     keeps_state: ClassVar[bool] = False  # one of constant size, declared by `cached_per_sequence`

@@ -178,6 +178,11 @@ class ModelConfig(Config):
                     "positions: leave it out"
                 )
             unfit = self.position if "input" in self.position.acts_on else layer.position
+            if not (layer.attention.present or layer.feedforward.present):
+                raise ValueError(
+                    "a layer has attention, a feed-forward network or both: its attention is 'none', "
+                    "and FeedForwardConfig.hidden_dim is 0"
+                )
             name = type(layer.attention).__name__
             if layer.attention.cap_sinks and layer.position.follows_input:
                 raise ValueError(

@@ -110,6 +110,7 @@ def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
     for index in range(0, model.depth(side), model.layers_per_block):
         layer = model.layer(index)
         crosses = side == "decoder" and model.shape == "encoder-decoder"
+        count = layer.attention.present + crosses + layer.feedforward.present
         parts = {"attention": layer.attention.weights(model)}
         if crosses:
             parts["cross"] = layer.attention.weights(model, cross=True)
@@ -117,7 +118,7 @@ def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
         if (width := model.embedding.per_layer_width) is not None:
             parts |= {"layer_input.gate": linear(width, model.dim), "layer_input.project": linear(model.dim, width)}
             parts["layer_input.norm"] = model.norm.weights(model.dim)
-        norms = [f"residual.norms.{number}" for number in norms_of_block(model, 3 if crosses else 2, first=index == 0)]
+        norms = [f"residual.norms.{number}" for number in norms_of_block(model, count, first=index == 0)]
         if layer.feedforward.branch_norms:
             del norms[-2 if isinstance(model.placement, SandwichConfig) else -1]
             norms += [f"feedforward.norms.{number}" for number in range(4)]

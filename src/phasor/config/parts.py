@@ -108,7 +108,7 @@ class ExpertsConfig(Config):
 class FeedForwardConfig(Config):
     """The feed-forward network: an activation, plain or gated, and optionally experts.
 
-    `hidden_dim` stands for the model's in the layers with this network.
+    `hidden_dim` stands for the model's in the layers with this network; 0 is no network, in a layer of attention alone.
 
     >>> FeedForwardConfig(activation="swiglu").gated
     True
@@ -120,7 +120,10 @@ class FeedForwardConfig(Config):
     experts: ExpertsConfig | None = None
 
     def check(self) -> None:
-        positive(self, "hidden_dim", most=MOST_WIDTH)
+        if self.present:
+            positive(self, "hidden_dim", most=MOST_WIDTH)
+        elif self.experts is not None:
+            raise ValueError("FeedForwardConfig.hidden_dim 0 is no network, and it has experts")
         if self.bias and self.experts is not None and self.experts.expert_scale:
             raise ValueError("ExpertsConfig.expert_scale is for experts without a bias, and bias is set")
         if self.activation.weights and self.experts is not None:
@@ -129,6 +132,11 @@ class FeedForwardConfig(Config):
     def hidden_dim_of(self, model: ModelConfig) -> int:
         """The hidden width of the network, or of an expert that has none of its own."""
         return model.hidden_dim if self.hidden_dim is None else self.hidden_dim
+
+    @property
+    def present(self) -> bool:
+        """Whether a layer has a feed-forward network at all."""
+        return self.hidden_dim != 0
 
     @property
     def branch_norms(self) -> bool:
@@ -143,6 +151,8 @@ class FeedForwardConfig(Config):
     def weights(self, dim: int, hidden_dim: int) -> Weights:
         """The weights by their names in the module: hidden features are cut, or experts; all need the router."""
         experts, pieces = self.experts, 2 if self.gated else 1
+        if not self.present:
+            return {}
         if experts is None:
             up = linear(pieces * hidden_dim, dim, bias=self.bias, cut=0, pieces=pieces)
             learned = {name: Weight((1,)) for name in self.activation.weights}

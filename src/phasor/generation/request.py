@@ -166,7 +166,8 @@ class GenerationRequest:
         speculative = self.options.prompt_lookup_tokens or self.draft is not None
         if self.is_encoder_decoder and (self.options.penalty_alpha or speculative):
             raise ValueError("contrastive search and speculative decoding are for decoders, not for encoder-decoders")
-        if self.draft is not None and any(x.attention.keeps_state for x in cast(Stack, self.draft.decoder).layers):
+        layers = 0 if self.draft is None else self.draft.config.num_layers
+        if self.draft is not None and any(map(self.draft.config.cached_per_sequence, range(layers))):
             raise ValueError(
                 "a draft's tokens are undone where they are rejected, which layers that keep a state cannot do: give a "
                 "draft without such layers, or prompt_lookup_tokens"

@@ -73,11 +73,11 @@ def get_path(config: ModelConfig, path: str) -> Any:
     first, *rest = path.split(".")
     if first == "attention":
         attentions = [*(config.layer(i).attention for i in range(config.num_layers)), config.attention]
-        attentions.sort(key=lambda attention: attention.keeps_state)
+        attentions.sort(key=lambda attention: (not attention.present, attention.keeps_state))
         part: Any = next((one for one in attentions if hasattr(one, "".join(rest[:1]))), attentions[0])
     elif first == "feedforward":
         networks = [config.layer(i).feedforward for i in range(config.num_layers)]
-        part = next((network for network in networks if network.experts is not None), networks[0])
+        part = max(networks, key=lambda network: (network.experts is not None, network.present))
     else:
         part = getattr(config, first)
     for name in rest:

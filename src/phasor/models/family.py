@@ -39,7 +39,8 @@ class Family:
       `classifiers`: those with a head that classifies.
     - `body`: its class without a head, where transformers has none with one: what it loads of any model of the family.
     - `prefix`: what tensor names begin with in a file saved with a head, and may lack in one saved without;
-      `unprefixed` names never have it. `embedding` and `head` are the two weights that may be tied.
+      `unprefixed` names never have it. `class_prefix` is what the class has in its place, where that is another.
+      `embedding` and `head` are the two weights that may be tied.
     - `first_choice`: whether a model that fits several families is written as this one.
     - `harmless`: fields of config.json, beside those common to all, that do not change the computation. Those of the
       table are, where no entry takes them.
@@ -47,7 +48,8 @@ class Family:
     - `renames`: old parts of names and what they are now. `copies`: names of tensors that repeat another.
     - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
       has no use for; it keeps them and writes them back.
-    - `experts_at`: the module of a layer's routed experts in transformers, whatever their names in files.
+    - `experts_at`: the module of a layer's routed experts in transformers, whatever their names in files, and
+      `expert_parameters` its parameters for our matrices, in its order.
       `swaps_expert_factors`: whether PEFT takes what their matrices multiply for what they give.
     """
 
@@ -61,6 +63,7 @@ class Family:
     classifiers: ClassVar[dict[str, Classifier]] = {}
     body: ClassVar[str | None] = None
     prefix: ClassVar[str] = "model."
+    class_prefix: ClassVar[str | None] = None
     unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.",)
     embedding: ClassVar[str] = "model.embed_tokens.weight"
     head: ClassVar[str] = "lm_head.weight"
@@ -72,6 +75,7 @@ class Family:
     derived: ClassVar[tuple[str, ...]] = ()
     passthrough: ClassVar[tuple[str, ...]] = ()
     experts_at: ClassVar[str] = "mlp.experts"
+    expert_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({"up": "gate_up_proj", "down": "down_proj"})
     swaps_expert_factors: ClassVar[bool] = False
 
     def read(self, f: Fields) -> ModelConfig:
@@ -286,6 +290,8 @@ def fill_rotary(position: Config, config: ModelConfig) -> Config:
 
 def fill_hidden_dims(network: FeedForwardConfig, config: ModelConfig) -> FeedForwardConfig:
     """A feed-forward configuration with the hidden dimension of its experts resolved, and without the model's."""
+    if not network.present:
+        return FeedForwardConfig(hidden_dim=0)
     mixture, width = network.experts, network.hidden_dim_of(config)
     if mixture is not None and mixture.hidden_dim is None:
         network = network.replace(experts=mixture.replace(hidden_dim=width))

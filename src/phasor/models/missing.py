@@ -52,7 +52,6 @@ MISSING = {
     "mimo_v2_flash": Missing("values of another width than queries and keys in softmax attention", "gpt_oss"),
     "moonshine": Missing(AUDIO, "llama"),
     "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
-    "nemotron_h": Missing("layers of attention or of a feed-forward network alone", "bamba"),
     "nllb-moe": Missing(CAPACITY, "m2m_100"),
     "ouro": Missing("layers that run over their own output several times", "llama"),
     "qwen": Missing(CODE, "qwen2"),

@@ -54,9 +54,6 @@ def fused_modules(family: Family, config: ModelConfig, weights: Mapping[str, Ten
     return found
 
 
-EXPERTS = {"up": "gate_up_proj", "down": "down_proj"}  # the parameters of a module with experts, in its order
-
-
 class ExpertsModule(NamedTuple):
     """Their module of a layer's routed experts, and the order of what `up` gives in theirs; None for that of ours."""
 

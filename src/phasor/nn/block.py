@@ -15,24 +15,30 @@ from phasor.nn.feed_forward import FeedForward
 from phasor.nn.layer_input import LayerInput
 from phasor.nn.moe import Experts
 from phasor.nn.record import Record
-from phasor.nn.residual import build_residual
+from phasor.nn.residual import Sublayer, build_residual
 
 RECOMPILE_LIMIT = 128  # graphs of `Block.forward` in a process: blocks of all models are one function to the compiler
 
 
 class Block(nn.Module):
-    """Attention, cross-attention where there is an encoder, feed-forward: joined by the placement's equation."""
+    """Attention, cross-attention where there is an encoder, feed-forward: joined by the placement's equation.
+
+    Attention or the feed-forward network may be absent.
+    """
 
     def __init__(self, model: ModelConfig, side: Side, layer: Layer, *, first: bool = False) -> None:
         super().__init__()
         crosses = side == "decoder" and model.shape == "encoder-decoder"
         self.attention = build_attention(layer.attention, model)
         self.cross = build_attention(layer.attention, model, cross=True) if crosses else None
-        network = layer.feedforward
+        self.attends, network = layer.attention.present, layer.feedforward
         sizes = model.dim, network.hidden_dim_of(model), model.dropout.feedforward
         plain = network.experts is None
-        self.feedforward = FeedForward(network, *sizes) if plain else Experts(network, *sizes, model.norm)
-        self.residual = build_residual(model, side, 3 if crosses else 2, first, network.branch_norms)
+        self.feedforward: FeedForward | Experts | None = None
+        if network.present:
+            self.feedforward = FeedForward(network, *sizes) if plain else Experts(network, *sizes, model.norm)
+        count = self.attends + crosses + network.present
+        self.residual = build_residual(model, side, count, first, network.branch_norms)
         has_input = model.embedding.per_layer_width is not None
         self.layer_input = LayerInput(model, layer.feedforward.activation) if has_input else None
         self.scale = nn.Parameter(torch.ones(1)) if model.placement.block_scale else None
@@ -45,10 +51,13 @@ class Block(nn.Module):
         record: Record,
         layer_input: Tensor | None = None,
     ) -> Tensor:
-        routed = isinstance(self.feedforward, Experts)
-        feed_forward = partial(self.feedforward, router_logits=record.router) if routed else self.feedforward
-        cross = () if self.cross is None else (partial(self.cross, ctx=cross_ctx),)
-        x = self.residual(x, partial(self.attention, ctx=ctx), *cross, feed_forward)
+        sublayers: list[Sublayer] = [partial(self.attention, ctx=ctx)] if self.attends else []
+        if self.cross is not None:
+            sublayers.append(partial(self.cross, ctx=cross_ctx))
+        if self.feedforward is not None:
+            routed = isinstance(self.feedforward, Experts)
+            sublayers.append(partial(self.feedforward, router_logits=record.router) if routed else self.feedforward)
+        x = self.residual(x, *sublayers)
         if self.layer_input is not None:
             x = x + self.layer_input(x, layer_input)
         return x if self.scale is None else x * self.scale.to(x.dtype)

@@ -219,8 +219,8 @@ class MemoryCosts:
         qkv = layer.attention.saved_elements(model)
         if mesh.context == 1:
             qkv += layer.attention.kv_width(model)
-        attentions = 2 if crosses else 1
-        sublayers = attentions + 1
+        attentions = layer.attention.present + crosses
+        sublayers = attentions + layer.feedforward.present
         after = sublayers if isinstance(model.placement, SandwichConfig | OutputConfig) else 0
         elements = tokens * (attentions * qkv // tensor + self.saved_by_network(layer, tensor) + sublayers * model.dim)
         norm_elements = tokens // tensor * model.dim

@@ -130,7 +130,7 @@ def state_kinds() -> dict[str, type[AttentionConfig]]:
     >>> sorted(state_kinds())
     ['gated-delta', 'mamba2', 'retention']
     """
-    return {kind: cls for kind, cls in AttentionConfig.kinds.items() if cls.keeps_state}
+    return {kind: cls for kind, cls in AttentionConfig.kinds.items() if cls.keeps_state and cls.present}
 
 
 def comparison_why_not(cls: type[PositionConfig]) -> str | None:

@@ -124,8 +124,9 @@ def runs_modules(model: Transformer) -> bool:
 def sub_layers_as_modules(stack: Stack) -> list[nn.Module]:
     """The attention and feed-forward networks that no kernel computes."""
     layers = layers_of(stack)
-    attentions: list[nn.Module] = [each[1].attention for each in layers if attention_why_not(*each) is not None]
-    return attentions + [each[1].feedforward for each in layers if network_why_not(*each) is not None]
+    attentions = [each[1].attention for each in layers if attention_why_not(*each) is not None]
+    networks = [each[1].feedforward for each in layers if network_why_not(*each) is not None]
+    return [part for part in (*attentions, *networks) if part is not None]
 
 
 def linears_of(stack: Stack) -> list[Any]:
@@ -155,6 +156,8 @@ def attention_why_not(layer: Layer, block: Block) -> str | None:
 def network_why_not(layer: Layer, block: Block) -> str | None:
     """Why no kernel computes the feed-forward network of a layer, which then runs as a module."""
     network, kind = layer.feedforward, layer.feedforward.activation.kind
+    if not network.present:
+        return "there is none"
     if network.experts is not None and network.experts.shared_gate:
         return "the shared expert has a gate"
     if network.experts is not None and network.experts.kernel_why_not is not None:
@@ -240,17 +243,20 @@ class FusedStep:
         given = zip(self.stack.blocks, self.fused_attentions, self.fused_networks, contexts, strict=True)
         for block, parts, network_is_fused, ctx in given:
             attention, network = cast(Block, block).attention, cast(Block, block).feedforward
-            before, between = cast(Block, block).residual.norms
-            if parts is None:
-                self.add_module(x, partial(attention, ctx=ctx), before)
-            else:
-                self.add_attention(x, cast(SoftmaxAttention, attention), parts, before, ctx, biases)
+            norms = iter(cast(Block, block).residual.norms)
+            if parts is not None:
+                self.add_attention(x, cast(SoftmaxAttention, attention), parts, next(norms), ctx, biases)
+            elif cast(Block, block).attends:
+                self.add_module(x, partial(attention, ctx=ctx), next(norms))
+            if network is None:
+                continue
             if not network_is_fused:
-                self.add_module(x, network, between)
+                self.add_module(x, network, next(norms))
             elif isinstance(network, Experts):
-                self.add_experts(x, network, between)
+                self.add_experts(x, network, next(norms))
             else:
-                self.add(self.feed(x, network, between), network.down, x)
+                norm = next(norms)
+                self.add(self.feed(x, network, norm), network.down, x)
         return self.choose(x)
 
     def contexts(self, x: Tensor) -> list[AttentionContext]:

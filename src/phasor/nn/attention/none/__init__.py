@@ -1,0 +1,1 @@
+"""No attention: a layer whose only sub-layer is its feed-forward network."""
