@@ -119,8 +119,9 @@ def test_python_blocks_import_phasor(document):
 
 
 @pytest.mark.parametrize("shown", SHOWN)
-def test_commands_run_and_print_what_is_shown(shown, capsys):
+def test_commands_run_and_print_what_is_shown(shown, capsys, monkeypatch, tmp_path):
     command, lines = SHOWN[shown]
+    monkeypatch.chdir(tmp_path)
     assert main(shlex.split(command)[1:]) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     for line in lines:  # in this order, with anything between them
