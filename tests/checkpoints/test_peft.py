@@ -23,8 +23,8 @@ BUILDERS = {}
 for module in pkgutil.iter_modules(families.__path__):
     BUILDERS |= getattr(importlib.import_module(f"families.{module.name}"), "CASES", {})
 # Nomic's files name their modules as code of their own has them; mamba's are multiplied in a kernel; of
-# those of Nemotron-H, PEFT leaves out one.
-WITHOUT = ("nomic_bert", "mamba", "bamba", "granitemoehybrid", "falcon_h1", "zamba")
+# those of Nemotron-H, PEFT leaves out one. Each expert of Switch is a module.
+WITHOUT = ("nomic_bert", "switch_transformers", "mamba", "bamba", "granitemoehybrid", "falcon_h1", "zamba")
 NAMES = [name for name in BUILDERS if not name.startswith(WITHOUT) and "both heads" not in name]
 ALWAYS = ["llama", "qwen3", "gpt2", "phi3", "mixtral", "gpt_oss", "t5", "bert", "deepseek_v3", "codegen", "bart"]
 
@@ -122,6 +122,18 @@ def check_family(name, tmp_path, **options):
 @pytest.mark.parametrize("name", ALWAYS)
 def test_families_compute_what_peft_does_and_write_its_tensors(name, tmp_path):
     check_family(name, tmp_path)
+
+
+def test_experts_that_are_modules_of_their_own_are_refused_in_a_sentence(tmp_path):
+    case = BUILDERS["switch_transformers"](random.Random(1))
+    theirs = case.cls(case.config)
+    with torch.no_grad():
+        case.touch(theirs)
+    theirs.save_pretrained(tmp_path / "base")
+    model = phasor.load(tmp_path / "base")
+    phasor.add_adapter(model, phasor.LoRAConfig(rank=2, targets=("experts",)))
+    with pytest.raises(ValueError, match="each of which is a module in switch_transformers"):
+        phasor.save(model, tmp_path / "adapter", format="peft")
 
 
 @pytest.mark.sample(4)

@@ -104,6 +104,36 @@ def umt5_without_head(rng: random.Random) -> Case:
     return Case(cls, transformers.UMT5Config(**t5_sizes(rng)), may_differ=("is_encoder_decoder",))
 
 
+def switch(rng: random.Random, *classes: str) -> Case:
+    """Sparse layers by their number or their step, of both sides alike or not, and rows within the capacity."""
+    sizes = t5_sizes(rng) | {"num_layers": rng.choice([2, 3, 4]), "dense_act_fn": rng.choice(["relu", "gelu"])}
+    del sizes["feed_forward_proj"]
+    for side in ("encoder", "decoder"):
+        sizes[f"num_sparse_{side}_layers"] = rng.choice([0, 1, 2, 4])
+        if rng.random() < 0.3:
+            sizes[f"{side}_sparse_step"] = rng.choice([1, 2, 3])
+    config = transformers.SwitchTransformersConfig(
+        **sizes,
+        num_experts=rng.choice([3, 5]),
+        expert_capacity=rng.choice([51, 64]),
+        router_bias=rng.random() < 0.5,
+        tie_word_embeddings=rng.random() < 0.5,
+    )
+    counts = tuple(f"num_sparse_{side}_layers" for side in ("encoder", "decoder"))  # which steps take precedence over
+    steps = ("encoder_sparse_step", "decoder_sparse_step")
+    may = (*counts, *steps, "is_encoder_decoder", "num_experts", "router_bias")  # the last two where no layer is sparse
+
+    cls = rng.choice(classes)
+    may += () if cls.endswith("Generation") else ("tie_word_embeddings",)  # of tables alone, which are one here
+
+    def share(model: Any) -> None:
+        for side in (model.encoder, getattr(model, "decoder", None)):
+            if side is not None and hasattr(model, "shared"):
+                side.embed_tokens.weight.copy_(model.shared.weight)
+
+    return Case(getattr(transformers, cls), config, attention="eager", may_differ=may, touch=share)
+
+
 def bart_sizes(rng: random.Random, **fixed: Any) -> dict[str, Any]:
     """Stacks of different depths; no field says a head's width or the norms' epsilon."""
     heads, hidden = rng.choice([2, 3, 4]), rng.choice([30, 44, 51])
@@ -259,6 +289,10 @@ CASES: Cases = {
     "t5/encoder": t5_encoder,
     "mt5": mt5,
     "mt5/without head": mt5_without_head,
+    "switch_transformers": lambda rng: switch(rng, "SwitchTransformersForConditionalGeneration"),
+    "switch_transformers/without head": lambda rng: switch(
+        rng, "SwitchTransformersModel", "SwitchTransformersEncoderModel"
+    ),
     "umt5": umt5,
     "umt5/without head": umt5_without_head,
     "bart": bart,

@@ -134,6 +134,7 @@ REFUSED = {
     "bart": {"is_encoder_decoder": False},
     "t5gemma": {"is_encoder_decoder": False},
     "apertus": {"hidden_act": "swiglu", "mlp_bias": True, "qk_norm": False, "post_norm": True},
+    "switch_transformers": {"is_encoder_decoder": False, "router_dtype": "bfloat16", "hidden_size": 7},
     "nemotron_h": {
         "attention_bias": True,
         "hybrid_override_pattern": "M*X-",

@@ -95,10 +95,20 @@ def gemma_config():
     return transformers.T5GemmaConfig(encoder=side, decoder=side, vocab_size=61, tie_word_embeddings=False)
 
 
+def switch():
+    """A head of its own and one table for both sides, and rows within the capacity."""
+    sizes = T5 | {"num_decoder_layers": 2, "num_experts": 3, "tie_word_embeddings": False}
+    model = transformers.SwitchTransformersForConditionalGeneration(transformers.SwitchTransformersConfig(**sizes))
+    for side in (model.encoder, model.decoder):
+        side.embed_tokens = model.shared
+    return model
+
+
 MODELS = {  # with untied heads: a tied one repeats what it reads
     "t5": lambda: OwnHead(transformers.T5Config(**T5)),
     "mt5": lambda: OwnHeadMT5(transformers.MT5Config(**T5)),
     "umt5": lambda: OwnHeadUMT5(transformers.UMT5Config(**T5)),
+    "switch_transformers": switch,
     "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**UNTIED)),
     "mbart": lambda: transformers.MBartForConditionalGeneration(transformers.MBartConfig(**UNTIED)),
     "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**UNTIED, scale_embedding=True)),
@@ -482,3 +492,37 @@ def test_outputs_of_umt5_are_scaled_where_the_file_says_that_its_head_is_tied(tm
             phasor.save(one, tmp_path / name, format="hf")
             assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == "umt5"
             assert phasor.load(tmp_path / name).config.head == one.config.head
+
+
+@torch.no_grad()
+def test_switch_leaves_no_token_out_where_transformers_does_beyond_the_capacity(tmp_path):
+    """Equal in rows within the capacity, and beyond it to a capacity that is enough."""
+    sizes = {"vocab_size": 60, "d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 2, "num_experts": 2}
+    sizes |= {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_decoder_layers": 2}
+    theirs = made(
+        transformers.SwitchTransformersForConditionalGeneration,
+        transformers.SwitchTransformersConfig(**sizes, expert_capacity=5),
+        tmp_path,
+    )
+    ours = phasor.load(tmp_path)
+    for length, same in ((5, True), (23, False)):
+        source = torch.arange(2 * length).view(2, length) + 4
+        found = ours(source, source.flip(0))
+        difference = (found - theirs(input_ids=source, decoder_input_ids=source.flip(0)).logits).abs().max()
+        assert (difference < 2e-5) == same
+    for module in theirs.modules():
+        if hasattr(module, "expert_capacity"):
+            module.expert_capacity = 23
+    assert (found - theirs(input_ids=source, decoder_input_ids=source.flip(0)).logits).abs().max() < 2e-5
+    assert "expert_capacity" in family("switch_transformers").differs_from_transformers(ours.config)
+    phasor.save(ours, tmp_path / "again", format="hf")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["expert_capacity"] == 5
+
+
+@torch.no_grad()
+def test_switch_with_tables_of_its_own_for_each_side_is_refused(tmp_path):
+    sizes = {"vocab_size": 60, "d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 2, "num_experts": 2}
+    config = transformers.SwitchTransformersConfig(**sizes, num_decoder_layers=2, tie_word_embeddings=False)
+    transformers.SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"decoder.embed_tokens.weight should repeat shared.weight"):
+        phasor.load(tmp_path)

@@ -147,6 +147,11 @@ def write_peft(model: Transformer, folder: Path, name: str) -> None:
     for layer in adapter.layers:
         module = model.get_submodule(layer)
         lora: LoRA = module.lora[name]  # type: ignore[index, assignment]
+        if isinstance(module, Experts) and not any(names.modules(layer)):
+            raise ValueError(
+                f"the adapter updates the experts {layer}, each of which is a module in {names.family.model_type} of "
+                "transformers: such adapters are not written as PEFT's"
+            )
         for path, target in names.modules(layer):
             alone = target.part == "up" and "down" not in lora
             place = path.removesuffix(INNER) if alone else path

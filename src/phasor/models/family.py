@@ -49,7 +49,7 @@ class Family:
     - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
       has no use for; it keeps them and writes them back.
     - `experts_at`: the module of a layer's routed experts in transformers, whatever their names in files, and
-      `expert_parameters` its parameters for our matrices, in its order.
+      `expert_parameters` its parameters for our matrices, in its order. None where each expert is a module.
       `swaps_expert_factors`: whether PEFT takes what their matrices multiply for what they give.
     """
 
@@ -74,7 +74,7 @@ class Family:
     copies: ClassVar[dict[str, str]] = {}
     derived: ClassVar[tuple[str, ...]] = ()
     passthrough: ClassVar[tuple[str, ...]] = ()
-    experts_at: ClassVar[str] = "mlp.experts"
+    experts_at: ClassVar[str | None] = "mlp.experts"
     expert_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({"up": "gate_up_proj", "down": "down_proj"})
     swaps_expert_factors: ClassVar[bool] = False
 

@@ -58,7 +58,6 @@ MISSING = {
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
     "step3p5": Missing("other numbers of query heads in layers with windows than in the rest", "qwen3_moe"),
-    "switch_transformers": Missing(CAPACITY, "t5"),
     "whisper": Missing(AUDIO, "bart"),
     "xlnet": Missing("relative positions with a learned query of their own (Transformer-XL)", "bert"),
     "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),

@@ -66,7 +66,9 @@ def experts_modules(family: Family, config: ModelConfig, weights: Mapping[str, T
     found: dict[str, ExpertsModule] = {}
     for ours, theirs, layout, expert in expand_rules(family.all_rules(config), config, dict(weights)):
         layer = re.match(r"(.*?\.\d+)\.", theirs)
-        if weights[ours].dim() == 3 and ours.endswith(".up") and layer is not None and expert in (None, 0):
+        if family.experts_at is None or layer is None:
+            continue
+        if weights[ours].dim() == 3 and ours.endswith(".up") and expert in (None, 0):
             every = torch.arange(weights[ours].shape[-1])
             columns = layout.save(every[None, None], config).flatten() if expert is None else every
             is_same = torch.equal(columns, every) or len(columns) < len(every)

@@ -6,10 +6,23 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from phasor.config import ModelConfig
+from phasor.config.model import Side
 from phasor.models.entries import GATES, Activation, Draft, Field, FieldEntry, HeadDim
 from phasor.models.families._llama import LlamaLike
 from phasor.models.fields import Fields
 from phasor.models.layout import Rule, experts, linear
+
+SIDES: tuple[Side, Side] = ("encoder", "decoder")
+
+
+class OfMixture(Field):
+    """A field of experts in a family whose models need not have any."""
+
+    def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
+        for side in map(config.for_side, SIDES):
+            if any(side.layer(i).feedforward.experts is not None for i in range(side.num_layers)):
+                return super().write(name, side)
+        return {}
 
 
 class DenseLayers(FieldEntry):

@@ -18,10 +18,13 @@ NAMES |= {"glu": "sigmoid"}
 
 
 class Depths(FieldEntry):
-    """`num_layers` of the encoder, and `num_decoder_layers` unless the class is `encoder`, which has no decoder."""
+    """`num_layers` of the encoder, and `num_decoder_layers` unless the class is `encoder`, which has no decoder.
 
-    def __init__(self, encoder: str) -> None:
-        self.encoder = encoder
+    Where a file does not name the decoder's, they are as many as the encoder's, or `absent`.
+    """
+
+    def __init__(self, encoder: str, absent: int | None = None) -> None:
+        self.encoder, self.absent = encoder, absent
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         depth = f.get(name)
@@ -30,7 +33,7 @@ class Depths(FieldEntry):
             draft.values |= {"shape": "encoder", "num_layers": depth}
             return
         f.expect("is_encoder_decoder", True)
-        decoder = f.get("num_decoder_layers", depth)
+        decoder = f.get("num_decoder_layers", depth if "num_decoder_layers" in f.data else self.absent or depth)
         draft.values |= {"shape": "encoder-decoder", "num_encoder_layers": depth, "num_layers": decoder}
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
@@ -126,9 +129,13 @@ class T5Like(Family):
         last = len(attentions)
         for index in range(last + 1):
             yield from linear(f"{block}.residual.norms.{index}", f"{layer}.{index}.layer_norm")
-        dense = f"{layer}.{last}.DenseReluDense"
+        yield from self.network(f"{block}.feedforward", f"{layer}.{last}", config)
+
+    def network(self, ours: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
+        """The feed-forward network of a block."""
+        dense = f"{theirs}.DenseReluDense"
         if config.feedforward.gated:
-            yield from glu(f"{block}.feedforward.up", f"{dense}.wi_0", f"{dense}.wi_1")
+            yield from glu(f"{ours}.up", f"{dense}.wi_0", f"{dense}.wi_1")
         else:
-            yield from linear(f"{block}.feedforward.up", f"{dense}.wi")
-        yield from linear(f"{block}.feedforward.down", f"{dense}.wo")
+            yield from linear(f"{ours}.up", f"{dense}.wi")
+        yield from linear(f"{ours}.down", f"{dense}.wo")

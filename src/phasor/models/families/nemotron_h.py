@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig
 from phasor.models.entries import ACTIVATIONS, Activation, Draft, Field, FieldEntry, Pinned, lacks
+from phasor.models.families._experts import OfMixture
 from phasor.models.families._llama import KVHeads, plain_network
 from phasor.models.families._mamba import WithMamba
 from phasor.models.families._recurrent import LINEAR, OLD_TYPES
@@ -29,13 +30,6 @@ SIZES = {
     "use_bias": ("bias", False),
 }
 MIXTURE = "feedforward.experts."
-
-
-class OfMixture(Field):
-    """A field of experts, for models that have any."""
-
-    def applies(self, path: str, config: ModelConfig) -> bool:
-        return any(config.layer(i).feedforward.experts is not None for i in range(config.num_layers))
 
 
 class SubLayers(FieldEntry):
