@@ -32,17 +32,17 @@ ENTRANCES = {"__init__", "__main__"}  # the public names, and `python -m phasor`
 HEAVY = {"torch", "numpy", "rich", "triton", "transformers", "tokenizers", "safetensors", "matplotlib"}
 
 PUBLIC = """
-ChatSession ChunkedConfig ClassifyConfig ConstantSchedule CosineSchedule DataConfig DeepNormConfig DenseConfig
-DilatedConfig DistillConfig DropoutConfig EmbedConfig EmbeddingConfig EncoderConfig Engine ExpertsConfig
-FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig Generated
-GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule LoRAConfig
-MaskedHeadConfig MeshConfig MixtureSource ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OptimizerConfig
-OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig PreferenceConfig RMSNormConfig ReGLUConfig
-ReLUConfig ReLUSquaredConfig Recipe Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig SiLUConfig
-SpecialTokens StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig
-TopKConfig TrainConfig Transformer XIELUConfig XavierInitConfig add_adapter backends balancing_loss chat convert
-disable_adapters evaluate exact_rotary explain generate kinds load merge preset quantize save set_adapters stream
-train translate verify
+ChatSession ChunkedConfig ClassifyConfig ConstantSchedule ConvolutionConfig CosineSchedule DataConfig DeepNormConfig
+DenseConfig DilatedConfig DistillConfig DropoutConfig EmbedConfig EmbeddingConfig EncoderConfig Engine ExpertsConfig
+FanInInitConfig FeedForwardConfig FrontEndConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig GLUConfig
+Generated GenerationConfig InverseSqrtSchedule KVCache LanguageHeadConfig LayerConfig LayerNormConfig LinearSchedule
+LoRAConfig MaskedHeadConfig MeshConfig MixtureSource ModelConfig NoHeadConfig NoNormConfig NormalInitConfig
+OptimizerConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig PreferenceConfig RMSNormConfig
+ReGLUConfig ReLUConfig ReLUSquaredConfig Recipe Record Rotary SandwichConfig SaveConfig SequenceClassifierConfig
+SiLUConfig SpecialTokens StableSchedule StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig
+TokenClassifierConfig TopKConfig TrainConfig Transformer XIELUConfig XavierInitConfig add_adapter backends
+balancing_loss chat convert disable_adapters evaluate exact_rotary explain generate kinds load merge preset quantize
+save set_adapters stream train translate verify
 """.split()  # noqa: SIM905
 
 

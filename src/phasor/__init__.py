@@ -12,13 +12,13 @@ from phasor.distribution import __version__ as __version__
 
 _HOMES = {
     "phasor.config": (
-        "ChunkedConfig DeepNormConfig DenseConfig DilatedConfig DropoutConfig EmbeddingConfig EncoderConfig "
-        "ExpertsConfig FanInInitConfig FeedForwardConfig GEGLUConfig GEGLUTanhConfig GELUConfig GELUTanhConfig "
-        "GLUConfig LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig ModelConfig NoHeadConfig "
-        "NoNormConfig NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig PostConfig PreConfig "
-        "RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig SandwichConfig SequenceClassifierConfig SiLUConfig "
-        "StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig TokenClassifierConfig TopKConfig XIELUConfig "
-        "XavierInitConfig"
+        "ChunkedConfig ConvolutionConfig DeepNormConfig DenseConfig DilatedConfig DropoutConfig EmbeddingConfig "
+        "EncoderConfig ExpertsConfig FanInInitConfig FeedForwardConfig FrontEndConfig GEGLUConfig GEGLUTanhConfig "
+        "GELUConfig GELUTanhConfig GLUConfig LanguageHeadConfig LayerConfig LayerNormConfig MaskedHeadConfig "
+        "ModelConfig NoHeadConfig NoNormConfig NormalInitConfig OutputConfig ParallelConfig PooledHeadConfig "
+        "PostConfig PreConfig RMSNormConfig ReGLUConfig ReLUConfig ReLUSquaredConfig SandwichConfig "
+        "SequenceClassifierConfig SiLUConfig StridedConfig SwiGLUClampedConfig SwiGLUConfig T5InitConfig "
+        "TokenClassifierConfig TopKConfig XIELUConfig XavierInitConfig"
     ),
     "phasor.inspect.kinds": "kinds",
     "phasor.models.presets": "preset",

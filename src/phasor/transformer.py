@@ -25,11 +25,11 @@ from phasor.nn.checks import (
     check_sources,
     check_token_positions,
     check_token_types,
-    check_tokens,
     prefix_lengths,
     require_tokens,
 )
 from phasor.nn.embedding import Embedding
+from phasor.nn.front_end import FrontEnd
 from phasor.nn.heads import BALANCE_WEIGHT, Loss, Pooler, build_head, head_loss
 from phasor.nn.init import initialize
 from phasor.nn.layer_input import LayerEmbedding
@@ -216,8 +216,9 @@ class Stack(nn.Module):
 class Transformer(nn.Module):
     """A Transformer: decoder, encoder or encoder-decoder, with the parts its configuration names.
 
-    Decoders and encoders take tokens `[B, T]`, encoder-decoders a source `[B, S]` and the already shifted
-    target `[B, T]`; the result is the head's output, logits `[B, T, vocab]` by default.
+    Decoders and encoders take tokens `[B, T]`, encoder-decoders a source `[B, S]`, or features `[B, frames, features]`
+    where they have a front end, and the already shifted target `[B, T]`; the result is the head's output, logits
+    `[B, T, vocab]` by default.
 
     - `positions`: int64 `[T]`, `[B, T]`, or `[axes, B, T]` for axial and multi-section schemes. By default
       they count real tokens from 0 and restart in every document.
@@ -248,6 +249,7 @@ class Transformer(nn.Module):
         self.tokens = Embedding(config, config.vocab_size)
         source_size = config.embedding.source_vocab_size
         self.source_tokens = None if source_size is None else Embedding(config.for_side("encoder"), source_size)
+        self.front_end = None if config.embedding.front_end is None else FrontEnd(config.embedding.front_end)
         self.per_layer = None if config.embedding.per_layer_width is None else LayerEmbedding(config)
         self.encoder = None if config.shape == "decoder" else Stack(config.for_side("encoder"), "encoder")
         self.decoder = None if config.shape == "encoder" else Stack(config, "decoder")
@@ -412,8 +414,8 @@ class Transformer(nn.Module):
         """The encoder's hidden states, for a decoder to attend to."""
         if self.encoder is None:
             raise ValueError("a decoder has no encoder to encode with")
-        embedding = self.tokens if self.source_tokens is None else self.source_tokens
-        seq = self._sequence_info(self.encoder, embedding, tokens, None, **args)
+        embedding = next(x for x in (self.front_end, self.source_tokens, self.tokens) if x is not None)
+        seq = self._sequence_info(self.encoder, embedding.places(tokens), None, **args)
         check_token_types(token_types, tokens, self.config.embedding.token_types)
         hidden = self.encoder(embedding(tokens, seq), seq, token_types=token_types, record=record)
         return EncoderOutput(hidden, seq.attention_mask, seq.document_ids)
@@ -434,7 +436,7 @@ class Transformer(nn.Module):
             raise ValueError("an encoder has no decoder to decode with")
         if not isinstance(memory, EncoderOutput if self.config.shape == "encoder-decoder" else NoneType):
             raise ValueError("memory is what an encoder-decoder's encode() returns, and nothing else takes it")
-        seq = self._sequence_info(self.decoder, self.tokens, tokens, cache, **args)
+        seq = self._sequence_info(self.decoder, self.tokens.places(tokens), cache, **args)
         if memory is not None:
             if len(memory.hidden) != len(tokens):
                 raise ValueError(f"the source has {len(memory.hidden)} rows, and the target {len(tokens)}")
@@ -476,13 +478,11 @@ class Transformer(nn.Module):
     def _sequence_info(
         self,
         stack: Stack,
-        embedding: Embedding,
         tokens: Tensor,
         cache: KVCacheProtocol | None,
         **args: Unpack[SequenceArgs],
     ) -> SequenceInfo:
-        """Check the tokens and their arguments; their positions and lengths."""
-        check_tokens(tokens, embedding.weight)
+        """Check the arguments of tokens; their positions and lengths."""
         rows, count = tokens.shape
         positions, attention_mask = args.get("positions"), args.get("attention_mask")
         check_token_positions(positions, tokens, {x.axes if x.acts_on else stack.axes for x in stack.schemes})

@@ -268,6 +268,8 @@ REQUIRED = {
     "Llama3Scaling": {"factor": 8.0, "original_length": 64},
     "LongRoPE": LONGROPE,
     "ProportionalScaling": {"fraction": 0.5},
+    "ConvolutionConfig": {"features": 8, "width": 3},
+    "FrontEndConfig": {"features": 8, "convolutions": [{"features": 8, "width": 3}]},
 }
 RECORDS = [
     cls

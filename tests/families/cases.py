@@ -25,7 +25,8 @@ class Case:
     `length` tokens are compared, more than a window or an original length in the configuration. `crossing` marks
     frequencies that depend on the sequence's length: `transformers` decodes those with the wrong ones, so only
     full forwards of fresh models are compared. `token_types` models take them; `attention` is the implementation
-    theirs runs with. Tokens are drawn from `lowest` on.
+    theirs runs with. Tokens are drawn from `lowest` on. A source of features is drawn by `features`, for some rows, and
+    `inputs` gives it, or tokens, under the names that theirs has for it.
     """
 
     cls: Any
@@ -34,6 +35,8 @@ class Case:
     crossing: bool = False
     token_types: bool = False
     lowest: int = 0
+    features: Callable[[int, torch.Generator], Tensor] | None = None
+    inputs: Callable[[Tensor], dict[str, Tensor]] = lambda tokens: {"input_ids": tokens}
     attention: str = "sdpa"
     limit_float64: float = 1e-10  # of differences in float64; more where theirs has a constant of fewer digits
     may_differ: tuple[str, ...] = ()  # fields of config.json that come back in another spelling

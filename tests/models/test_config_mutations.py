@@ -79,6 +79,7 @@ class Model:
         self.config = json.loads((folder / "config.json").read_text())
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(0, phasor.load(folder).config.vocab_size - 5, (2, 23), generator=generator)
+        self.source = self.tokens if self.case.features is None else self.case.features(2, generator)
 
     def expected(self, config):
         """What transformers computes, or None where it fails."""
@@ -90,7 +91,7 @@ class Model:
                 warnings.simplefilter("ignore")
                 model, info = self.case.cls.from_pretrained(self.folder, config=theirs, output_loading_info=True)
                 more = {"decoder_input_ids": self.tokens} if theirs.is_encoder_decoder else {}
-                out = model.eval()(input_ids=self.tokens, **more)
+                out = model.eval()(**self.case.inputs(self.source), **more)
         except Exception:
             return None
         if info["missing_keys"]:
@@ -104,7 +105,7 @@ class Model:
             warnings.simplefilter("always")
             model = phasor.load(self.folder)
         said = " ".join(str(one.message) for one in caught)
-        return model(self.tokens, *([self.tokens] if model.config.shape == "encoder-decoder" else [])), said
+        return model(self.source, *([self.tokens] if model.config.shape == "encoder-decoder" else [])), said
 
     def check(self, mutation):
         """The complaint about a mutation, if there is one; where transformers fails, there is nothing to compare."""

@@ -133,6 +133,8 @@ REFUSED = {
     "t5": {"is_encoder_decoder": False, "num_hidden_layers": 9, "head_dim": 5},
     "bart": {"is_encoder_decoder": False},
     "t5gemma": {"is_encoder_decoder": False},
+    "whisper": {"is_encoder_decoder": False, "num_mel_bins": 0, "decoder_attention_heads": 9, "decoder_ffn_dim": 9},
+    "moonshine": {"encoder_num_attention_heads": 9, "decoder_num_key_value_heads": 1, "hidden_act": "relu"},
     "apertus": {"hidden_act": "swiglu", "mlp_bias": True, "qk_norm": False, "post_norm": True},
     "switch_transformers": {"is_encoder_decoder": False, "router_dtype": "bfloat16", "hidden_size": 7},
     "nemotron_h": {
@@ -222,6 +224,7 @@ NO_FIELDS = set(
 )
 COMPUTED = {"falcon": {"head_dim"}, "gpt_neox": {"head_dim"}, "modernbert": {"sliding_window"}}
 COMPUTED |= {"deepseek_ocr2_text": {"scale"}}  # of its vision tower
+COMPUTED |= {"whisper": {"n_positions"}, "moonshine": {"decoder_config", "update"}}  # in docstrings, and a method
 
 
 @every

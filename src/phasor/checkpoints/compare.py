@@ -72,8 +72,9 @@ def compare(model: Transformer, folder: Path, length: int | None = None, seed: i
     # Without a padding token, transformers does not know the last token of more than one text.
     several = 1 if config.head.of_sequence and config.shape == "decoder" and model.special.pad is None else 2
     for rows, count, exact in ((several, min(SHORT, most), False), (1, long, True)):
-        inputs = random_tokens(model, rows, count, seed)
-        found, expected = logits(ours, theirs, inputs, exact)
+        inputs = random_inputs(model, rows, count, seed)
+        named = dict(zip(("decoder_input_ids",), inputs[1:], strict=False)) | family.source_inputs(inputs[0])
+        found, expected = logits(ours, theirs, inputs, named, exact)
         difference, deviation = float((found - expected).abs().max()), float(expected.std(correction=0))
         largest, size = max(largest, difference), max(size, deviation)
         allowed = TOLERANCE if family.differs_from_transformers(config) is None else 0.5
@@ -149,27 +150,38 @@ def longest_text(config: ModelConfig, theirs: nn.Module) -> int:
     return min([MOST_LENGTH if learned is None else learned, *tables])
 
 
-def random_tokens(model: Transformer, rows: int, count: int, seed: int) -> dict[str, Tensor]:
-    """Random tokens under their names in transformers, none of them padding, which it masks or zeroes."""
+def random_inputs(model: Transformer, rows: int, count: int, seed: int) -> list[Tensor]:
+    """Random tokens, and before them those of a source, none of them padding, which transformers masks or zeroes.
+
+    A source of features is as long as the encoder's table of positions, which transformers asks for, or as the tokens.
+    """
     config, generator = model.config, torch.Generator().manual_seed(seed)
-    sizes = {"input_ids": config.vocab_size}
+    sizes = [config.vocab_size]
     if config.shape == "encoder-decoder":
-        sizes = {"input_ids": config.embedding.source_vocab_size or config.vocab_size}
-        sizes["decoder_input_ids"] = config.vocab_size
-    inputs = {name: torch.randint(0, size, (rows, count), generator=generator) for name, size in sizes.items()}
+        sizes = [config.embedding.source_vocab_size or config.vocab_size, config.vocab_size]
     pad = model.special.pad
-    return inputs if pad is None else {n: x.masked_fill(x == pad, 0 if pad else 1) for n, x in inputs.items()}
+    inputs = [torch.randint(0, size, (rows, count), generator=generator) for size in sizes]
+    inputs = inputs if pad is None else [x.masked_fill(x == pad, 0 if pad else 1) for x in inputs]
+    if (front_end := config.embedding.front_end) is not None:
+        table = config.for_side("encoder").input_position.max_positions
+        frames = front_end.least + (count - 1) * front_end.hop if table is None else table * front_end.hop
+        inputs[0] = torch.randn(rows, frames, front_end.features, generator=generator)
+    return inputs
 
 
 @torch.no_grad()
-def logits(ours: Transformer, theirs: Any, inputs: dict[str, Tensor], exact: bool) -> tuple[Tensor, Tensor]:
-    """What both compute, theirs with exact rotary angles where it has any and they are asked for."""
+def logits(
+    ours: Transformer, theirs: Any, inputs: list[Tensor], named: dict[str, Tensor], exact: bool
+) -> tuple[Tensor, Tensor]:
+    """What both compute of inputs, `named` as theirs has them.
+
+    Theirs has exact rotary angles where it has any and they are asked for.
+    """
     with ExitStack() as stack:
         with suppress(ValueError):  # where it has none, or of a kind that is not known
             stack.enter_context(exact_rotary(theirs) if exact else nullcontext())
-        out = theirs(**inputs)
+        out = theirs(**named)
     expected = next(out[n] for n in ("logits", "last_hidden_state") if n in out)
     if "logits" not in out and ours.head is not None and ours.config.has_logits:  # their class has no head
         expected = ours.head(expected, ours.tokens.table)
-    tokens = list(inputs.values())
-    return ours(*tokens, head=ours.config.head.kind != "pooled"), expected
+    return ours(*inputs, head=ours.config.head.kind != "pooled"), expected

@@ -19,6 +19,8 @@ from phasor.config.activations import SwiGLUConfig as SwiGLUConfig
 from phasor.config.activations import XIELUConfig as XIELUConfig
 from phasor.config.attention import AttentionConfig as AttentionConfig
 from phasor.config.discovery import discover
+from phasor.config.front_end import ConvolutionConfig as ConvolutionConfig
+from phasor.config.front_end import FrontEndConfig as FrontEndConfig
 from phasor.config.model import EncoderConfig as EncoderConfig
 from phasor.config.model import LayerConfig as LayerConfig
 from phasor.config.model import ModelConfig as ModelConfig

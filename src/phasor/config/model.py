@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor, merge_by_name
+from phasor.config.front_end import FrontEndConfig
 from phasor.config.parts import (
     POOLERS,
     DropoutConfig,
@@ -80,12 +81,14 @@ class EncoderConfig(Config):
     num_kv_heads: int | None = None
     head_dim: int | None = None
     hidden_dim: int | None = None
+    max_length: int | None = None
     layers: tuple[LayerConfig, ...] | None = None
 
     def check(self) -> None:
         positive(self, "dim", "num_heads", "num_kv_heads", most=MOST_FEATURES)
         positive(self, "head_dim", most=MOST_HEAD_DIM)
         positive(self, "hidden_dim", most=MOST_WIDTH)
+        positive(self, "max_length", most=MOST_LENGTH)
 
 
 class Layer(NamedTuple):
@@ -157,6 +160,8 @@ class ModelConfig(Config):
             raise ValueError(f"ModelConfig.num_encoder_layers is for an encoder-decoder, not for a {self.shape}")
         if self.embedding.source_vocab_size is not None and self.shape != "encoder-decoder":
             raise ValueError(f"EmbeddingConfig.source_vocab_size is for an encoder-decoder, not for a {self.shape}")
+        if self.embedding.front_end is not None:
+            self._check_front_end(self.embedding.front_end)
         if self.embedding.mask_token is not None and self.shape != "encoder":
             raise ValueError(f"EmbeddingConfig.mask_token is for an encoder, and not for {with_article(self.shape)}")
         if isinstance(self.head, NoHeadConfig) and self.head.project and self.embedding.width is None:
@@ -240,10 +245,24 @@ class ModelConfig(Config):
             side = self.for_side("encoder")
         except ValueError as error:
             raise ValueError(f"ModelConfig.encoder: {error}") from None
-        if side.dim != self.dim and self.embedding.source_vocab_size is None:
+        own = self.embedding.source_vocab_size, self.embedding.front_end
+        if side.dim != self.dim and own == (None, None):
             raise ValueError(
                 f"EncoderConfig.dim ({encoder.dim}) is not the decoder's ({self.dim}), and they share a table of "
                 "tokens: give EmbeddingConfig.source_vocab_size"
+            )
+
+    def _check_front_end(self, front_end: FrontEndConfig) -> None:
+        if self.shape != "encoder-decoder":
+            raise ValueError(f"EmbeddingConfig.front_end is for an encoder-decoder, not for {with_article(self.shape)}")
+        if self.embedding.source_vocab_size is not None:
+            raise ValueError("EmbeddingConfig.front_end takes features, and source_vocab_size is of tokens: give one")
+        if self.embedding.width is not None or self.embedding.token_types:
+            raise ValueError("EmbeddingConfig.front_end gives a source vectors without width and token_types")
+        dim, given = self.for_side("encoder").dim, front_end.convolutions[-1].features
+        if given != dim:
+            raise ValueError(
+                f"the last of FrontEndConfig.convolutions gives {given} features, and the encoder has {dim}"
             )
 
     def _check_layer_inputs(self) -> None:

@@ -96,6 +96,8 @@ def parameters_of(model: ModelConfig) -> Parameters:
         outside += [Weight((model.vocab_size, model.num_layers * per_layer))]
         outside += [Weight((model.num_layers * per_layer, model.dim)), *model.norm.weights(per_layer).values()]
         looked_up += model.vocab_size * model.num_layers * per_layer
+    if model.embedding.front_end is not None:
+        outside += model.embedding.front_end.weights().values()
     outside += head(model)
     experts = [model.layer(i).feedforward.experts for i in range(max(1, len(model.layers)))]
     if model.has_logits and model.embedding.tied:  # the head multiplies with the table of the target's tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
+from phasor.config.front_end import FrontEndConfig
 from phasor.config.schema import MOST_FEATURES, MOST_WIDTH, Choice, Config, not_negative, positive, unknown
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
@@ -297,7 +298,7 @@ class EmbeddingConfig(Config):
     normalized sum, with a bias (RoFormer, ELECTRA). With `per_layer_width` a token has a second vector for every layer,
     of that width, which the layer's block adds to its output through a gate (Gemma 4 E2B). With `mask_token` vectors of
     that token are zero, and all others are scaled by 0.88 and divided by the share of the sequence's tokens that are
-    others (token dropout of ESM-2, which trained with 12 % of them masked).
+    others (token dropout of ESM-2, which trained with 12 % of them masked). A `front_end` makes a source of features.
     """
 
     tied: bool = True
@@ -310,6 +311,7 @@ class EmbeddingConfig(Config):
     source_vocab_size: int | None = None
     per_layer_width: int | None = None
     mask_token: int | None = None
+    front_end: FrontEndConfig | None = None
 
     def check(self) -> None:
         positive(self, "width", "per_layer_width", most=MOST_FEATURES)

@@ -53,6 +53,8 @@ def translate(
     model = open_model(run, device, processes=processes)[0] if trained is None else trained.model
     if model.config.shape != "encoder-decoder":
         raise ValueError(f"translation needs an encoder-decoder, and this model is a {model.config.shape}")
+    if model.front_end is not None:
+        raise ValueError("translation reads texts, and the source of this model are features")
     if model.tokenizer is None:
         raise ValueError("translation needs a model with a tokenizer, and this one has none")
     reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer

@@ -26,7 +26,7 @@ def generate(
     options: GenerationConfig | None = None,
     *,
     draft: Transformer | None = None,
-    start: int | None = None,
+    start: int | Sequence[int] | None = None,
     positions: Any = None,
     details: bool = False,
     **fields: Any,
@@ -39,7 +39,8 @@ def generate(
     complete, and with them the folder's settings do not apply. Only new tokens are returned, as text for text; with
     `num_return_sequences` above 1 a list for each prompt, of beams with the best first or of samples; with `details`
     as `Generated`. A seed gives a prompt the same continuation in any batch. `draft` is a smaller model for
-    speculative decoding; `start` is the token an encoder-decoder's decoder begins with, where its folder does not say.
+    speculative decoding; `start` is the token an encoder-decoder's decoder begins with, where its folder does not say,
+    or several of them. Of a model with a front end a prompt is a tensor of features `[frames, features]`.
     `positions` are those of a prompt's tokens where they do not count from 0, a list for each prompt; new tokens count
     on from the last of them.
 
@@ -128,7 +129,7 @@ def stream(
     options: GenerationConfig | None = None,
     *,
     draft: Transformer | None = None,
-    start: int | None = None,
+    start: int | Sequence[int] | None = None,
     positions: Any = None,
     details: bool = False,
     **fields: Any,

@@ -13,7 +13,7 @@ from phasor.config import ModelConfig
 from phasor.config.generation import GenerationConfig, SpecialTokens
 from phasor.config.generation_settings import merge_options
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import quote
+from phasor.config.schema import name_some, quote
 from phasor.generation.constraints import Constraints
 from phasor.generation.encode import encode_prompts
 from phasor.generation.prefix_cache import PrefixCache
@@ -23,10 +23,12 @@ from phasor.generation.runners.protocol import ENDLESS, round_length
 from phasor.generation.sampling import RandomStream, penalize, random_streams
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
+from phasor.nn.checks import describe_tensor
 from phasor.nn.norm import at_least_float32
 from phasor.transformer import Stack, Transformer
 
-Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+# A source of features is `[frames, features]`.
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Tensor | Sequence[Tensor]
 
 
 @dataclass
@@ -45,7 +47,9 @@ class SequenceState:
 class GenerationRequest:
     """What to generate: prompts (sources, for an encoder-decoder), where decoding starts, where it stops.
 
-    `tokenizer` decodes the new tokens where the prompts were text, `is_batch` says whether there was a list of them.
+    Sources of features are tensors `[frames, features]`. `start` are the tokens that an encoder-decoder's decoder
+    begins with. `tokenizer` decodes the new tokens where the prompts were text, `is_batch` says whether there was a
+    list of them.
 
     >>> from phasor import preset
     >>> model = Transformer(preset("gpt-2", dim=32, num_heads=2, num_layers=2, vocab_size=50, max_length=64))
@@ -56,10 +60,10 @@ class GenerationRequest:
 
     model: Transformer
     options: GenerationConfig
-    prompts: list[list[int]]
+    prompts: list[Any]
     stop: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
-    start: int | None = None
+    start: tuple[int, ...] | None = None
     constraints: Constraints = field(default_factory=Constraints)
     details: bool = False  # whether log-probabilities are needed
     draft: Transformer | None = None
@@ -88,7 +92,7 @@ class GenerationRequest:
             return self.prompts
         if self.start is None:
             raise ValueError("an encoder-decoder needs the token its decoder starts with: pass start=")
-        return [[self.start] for _ in self.prompts]
+        return [list(self.start) for _ in self.prompts]
 
     def prompt_positions(self, copies: int = 1) -> list[list[int]] | None:
         """The positions of each prompt's tokens, for `copies` rows per prompt; None where they count from 0."""
@@ -135,19 +139,24 @@ class GenerationRequest:
         """What a step runner for all rows is built for, `beams` of them for each prompt."""
         prompts, compile = self.decoder_prompts(), self.options.compile
         lengths, longest = self.planned_lengths(prompts, beams), self.longest(prompts)
-        source_length = max(map(len, self.prompts))
+        source_length = self.source_length
         longest = round_length(longest) if compile else longest
         return StepSpec(self.model, len(prompts) * beams, longest, lengths, compile, beams, source_length)
+
+    @property
+    def source_length(self) -> int:
+        """How many vectors the encoder reads of the longest prompt."""
+        longest, front_end = max(map(len, self.prompts)), self.model.config.embedding.front_end
+        return longest if front_end is None else front_end.length(longest)
 
     def encode(self, copies: int = 1) -> EncoderOutput | None:
         """The encoder's output of the prompts, each `copies` times; None for a decoder."""
         if not self.is_encoder_decoder:
             return None
-        source, real = pad_rows(self.prompts, self.model.tokens.weight.device, left=False)
-        output = self.model.encode(source, attention_mask=real)
+        output = encode_sources(self.model, self.prompts)
         if copies == 1:
             return output
-        real = None if real is None else real.repeat_interleave(copies, 0)
+        real = None if output.attention_mask is None else output.attention_mask.repeat_interleave(copies, 0)
         return EncoderOutput(output.hidden.repeat_interleave(copies, 0), real)
 
     def check(self) -> None:
@@ -157,7 +166,7 @@ class GenerationRequest:
         forced = {"forced first": {rules.forced_first}, "forced last": {rules.forced_last}}
         words = {token for words in rules.banned_sequences for token in words}
         never = {"never generated": words | rules.banned | rules.banned_first}
-        given = {"stop": self.stop, "start": {self.start}, **forced, **never}
+        given = {"stop": self.stop, "start": set(self.start or ()), **forced, **never}
         for what, tokens in given.items():
             for token in tokens - {None}:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
@@ -173,8 +182,8 @@ class GenerationRequest:
                 "draft without such layers, or prompt_lookup_tokens"
             )
         if self.model.encoder is not None:
-            source = max(map(len, self.prompts))
-            check_max_positions(self.model.encoder.schemes, source, f"a prompt of {source} tokens reaches")
+            source, what = self.source_length, "tokens" if self.model.front_end is None else "vectors"
+            check_max_positions(self.model.encoder.schemes, source, f"a prompt of {source} {what} reaches")
         if self.positions is not None:
             self._check_positions(self.positions)
         for model in (self.model,) if self.draft is None else (self.model, self.draft):
@@ -227,7 +236,7 @@ def build_request(
     fields: dict[str, Any] | None = None,
     *,
     draft: Transformer | None = None,
-    start: int | None = None,
+    start: int | Sequence[int] | None = None,
     positions: Any = None,
     details: bool = False,
     streams: bool = False,
@@ -251,10 +260,14 @@ def build_request(
     if is_text and model.tokenizer is None:
         raise ValueError("a text prompt needs a tokenizer, and this model has none: pass token ids")
     reader = model.tokenizer if model.source_tokenizer is None else model.source_tokenizer
-    ids = encode_prompts(reader, prompts) if is_text else [list(p) for p in prompts]
+    ids = encode_prompts(reader, prompts) if is_text and model.front_end is None else prompts
     for p in ids:
         check_prompt(p, model)
-    longest = 1 if model.encoder is not None else max(map(len, ids))
+    start = model.special.start if start is None else start
+    begin = None if start is None else tuple(start) if isinstance(start, Sequence) else (start,)
+    if begin == ():
+        raise ValueError("start is empty: a decoder starts with at least one token")
+    longest = len(begin or (0,)) if model.encoder is not None else max(map(len, ids))
     options = merge_options(
         model.generation_settings,
         options,
@@ -277,10 +290,10 @@ def build_request(
     request = GenerationRequest(
         model,
         options,
-        [list(p) for p in ids for _ in range(copies)],
+        [p if isinstance(p, Tensor) else list(p) for p in ids for _ in range(copies)],
         stop_tokens,
         stop_texts,
-        start=model.special.start if start is None else start,
+        start=begin,
         constraints=build_constraints(options, model.special, stop_tokens),
         details=details,
         draft=draft,
@@ -317,7 +330,9 @@ def split_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
     """Prompts as a list, whether there was a list of them, and whether they are text."""
     if isinstance(prompt, str):
         return [prompt], False, True
-    if isinstance(prompt, torch.Tensor):
+    if isinstance(prompt, Tensor) and prompt.is_floating_point():
+        return (list(prompt), True, False) if prompt.dim() == 3 else ([prompt], False, False)
+    if isinstance(prompt, Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("the prompt is empty: give token ids, text, or a list of either")
@@ -328,7 +343,9 @@ def split_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
     if all(isinstance(p, int) and not isinstance(p, bool) for p in prompt):
         return [prompt], False, False
     if all(isinstance(p, Sequence | torch.Tensor) and not isinstance(p, str) for p in prompt):
-        lists = [p.tolist() if isinstance(p, torch.Tensor) else list(cast(Sequence[int], p)) for p in prompt]
+        if all(isinstance(p, Tensor) and p.is_floating_point() for p in prompt):
+            return list(prompt), True, False
+        lists = [p.tolist() if isinstance(p, Tensor) else list(cast(Sequence[int], p)) for p in prompt]
         return lists, True, False
     raise ValueError("a prompt is a list of token ids, a list of such lists, a text, or a list of texts")
 
@@ -350,7 +367,12 @@ def split_stops(
     return tokens, tuple(s for s in texts if s not in special)
 
 
-def check_prompt(prompt: list[int], model: Transformer) -> None:
+def check_prompt(prompt: Any, model: Transformer) -> None:
+    if model.front_end is not None:
+        model.front_end.check(prompt[None] if isinstance(prompt, Tensor) else prompt)
+        return
+    if isinstance(prompt, Tensor):
+        raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {describe_tensor(prompt)}")
     size = model.config.vocab_size
     if model.config.shape == "encoder-decoder":
         size = model.config.embedding.source_vocab_size or size
@@ -359,6 +381,17 @@ def check_prompt(prompt: list[int], model: Transformer) -> None:
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise ValueError(f"the prompt's token {token!r} is outside the vocabulary of {size}")
+
+
+def encode_sources(model: Transformer, prompts: Sequence[Any]) -> EncoderOutput:
+    """The encoder's output of sources, tokens of any numbers or features of as many frames."""
+    device = model.tokens.weight.device
+    if model.front_end is not None:
+        if len(frames := {len(prompt) for prompt in prompts}) > 1:
+            raise ValueError(f"the features of a batch have one number of frames, and not {name_some(sorted(frames))}")
+        return model.encode(torch.stack(list(prompts)).to(device))
+    source, real = pad_rows(prompts, device, left=False)
+    return model.encode(source, attention_mask=real)
 
 
 def check_draft(model: Transformer, draft: Transformer, options: GenerationConfig) -> None:

@@ -34,6 +34,7 @@ SENTENCES = {
     "this model has no rotary positions to extend: its positions are {}": "这个模型没有可扩展的旋转位置：它的位置是 {}",
     "the preset {} {}; with rotary: {}": "预设 {} 不能用（{}）；使用旋转位置的有：{}",
     "{} holds no model": "{} 里没有模型",
+    "the source of this model are features, and no text": "这个模型的输入是特征，而不是文本",
     "this encoder-decoder does not say which token its decoder starts with": (
         "这个编码器-解码器没有说明解码器从哪个词元开始"
     ),

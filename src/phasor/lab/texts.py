@@ -146,6 +146,8 @@ def read(folder: Folder, text: str, source: str = "", kept: tuple[str, int] | No
     attention weights would be too many, `kept` says of which kind and layer they are needed.
     """
     model, key = load_model(folder), weights_key(folder)
+    if model.front_end is not None:
+        raise FieldError("folder", "the source of this model are features, and no text")
     if model.config.shape == "encoder-decoder":
         source_ids = encode(model.source_tokenizer or model.tokenizer, source, "source")
         ids = TARGETS.get((key, source, text), lambda: read_target(model, source_ids, text))

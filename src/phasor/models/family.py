@@ -140,6 +140,10 @@ class Family:
         """The name of the token embedding that the head may be tied to."""
         return self.embedding
 
+    def source_inputs(self, source: Tensor) -> dict[str, Tensor]:
+        """What transformers' class takes for tokens or a source, under its name there."""
+        return {"input_ids": source}
+
     def duplicates(self, config: ModelConfig) -> dict[str, str]:
         """Names under which transformers expects a second copy of a tensor, and the tensor's own name."""
         return {}

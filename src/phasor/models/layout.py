@@ -171,6 +171,15 @@ class Half(Layout):
 
 
 @dataclass(frozen=True)
+class UpFirst(Layout):
+    """Up and gate projection, which are one tensor in theirs too, but in the other order."""
+
+    def pieces(self, ours: Tensor, model: ModelConfig) -> list[Piece]:
+        gate, up = ours.chunk(2)
+        return [Piece(half, tuple(half.shape)) for half in (up, gate)]
+
+
+@dataclass(frozen=True)
 class Interleaved(Layout):
     """Gate and up alternate along the last dimension of theirs, where ours has one after the other."""
 

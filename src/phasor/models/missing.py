@@ -15,7 +15,6 @@ class Missing(NamedTuple):
 
 CONVOLUTIONS = "layers of gated short convolutions in place of attention"
 MAMBA = "Mamba layers (selective state spaces)"
-AUDIO = "an encoder that takes audio features through convolutions"
 CAPACITY = "experts with a capacity, beyond which tokens are dropped"
 RECURRENT = "a recurrent unit in place of attention"
 CODE = "fields and tensor names of code that is in its folders"
@@ -50,7 +49,6 @@ MISSING = {
     "mamba2": Missing("layers without a feed-forward network", "bamba"),
     "mimo": Missing(CODE, "qwen2"),
     "mimo_v2_flash": Missing("values of another width than queries and keys in softmax attention", "gpt_oss"),
-    "moonshine": Missing(AUDIO, "llama"),
     "nemotron-nas": Missing("layers without attention or with a linear map in its place", "llama"),
     "nllb-moe": Missing(CAPACITY, "m2m_100"),
     "ouro": Missing("layers that run over their own output several times", "llama"),
@@ -58,7 +56,6 @@ MISSING = {
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
     "step3p5": Missing("other numbers of query heads in layers with windows than in the rest", "qwen3_moe"),
-    "whisper": Missing(AUDIO, "bart"),
     "xlnet": Missing("relative positions with a learned query of their own (Transformer-XL)", "bert"),
     "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),
     "zamba2": Missing("one block of attention that several layers share, each with an adapter", "bamba"),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
+from phasor.nn.checks import check_tokens
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.quantized import Matrix
 
@@ -41,6 +42,11 @@ class Embedding(nn.Module):
     def scale_in(self, dtype: torch.dtype) -> float:
         """What vectors of this dtype are multiplied by."""
         return self.rounded_scale.get(dtype, self.scale)
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Tokens `[B, T]`, checked."""
+        check_tokens(tokens, self.weight)
+        return tokens
 
     def vectors(self, tokens: Tensor) -> Tensor:
         """The tokens' rows of the table."""

@@ -88,6 +88,11 @@ def initialize(module: nn.Module, model: ModelConfig, side: Side) -> None:
             for weight, role, fan_out in rows.get(id(part), [(part.weight, "other", part.out_features)]):
                 draw(weight, role, part.in_features, fan_out)
             zero(part.bias)
+        elif isinstance(part, nn.Conv1d):
+            draw(part.weight, "other", part.weight[0].numel(), part.out_channels)
+            zero(part.bias)
+        elif isinstance(part, nn.GroupNorm):
+            part.reset_parameters()
 
 
 def rows_by_role(module: nn.Module) -> Iterator[tuple[nn.Linear, list[tuple[Tensor, str, int]]]]:

@@ -102,6 +102,8 @@ def mesh_why_not(
     """
     if model.encoder is not None and mesh.devices > 1:
         return "an encoder that differs from the decoder (ModelConfig.encoder) is trained on one device"
+    if model.embedding.front_end is not None and mesh.devices > 1:
+        return "a model whose source are features (front_end) is trained on one device"
     if model.layers_per_block > 1 and mesh.devices > 1:
         return "layers that share their weights (num_blocks) are trained on one device"
     if model.embedding.mask_token is not None and mesh.context * mesh.tensor > 1:

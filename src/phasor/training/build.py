@@ -86,6 +86,8 @@ def check_config(
     check_shape(config, recipe)
     if (why_not := objective_of(recipe).head_why_not(config)) is not None:
         raise ValueError(why_not)
+    if config.embedding.front_end is not None:
+        raise ValueError(f"the task {recipe.task!r} reads texts, and the source of this model are features")
     if config.vocab_size < vocab_size:
         raise ValueError(f"the tokenizer has {vocab_size} tokens, and the model's vocabulary {config.vocab_size}")
     read, known = source_vocab_size or vocab_size, config.embedding.source_vocab_size or config.vocab_size

@@ -92,6 +92,8 @@ class Engine:
         check_integer("an engine's max_waiting", max_waiting, 0, 1 << 31)
         if not isinstance(model, Transformer) or model.decoder is None:
             raise ValueError("an engine needs a decoder or an encoder-decoder")
+        if model.front_end is not None:
+            raise ValueError("an engine reads tokens, and the source of this model are features: use phasor.generate")
         self.model, self.deterministic, self.max_waiting, self.extension = model, deterministic, max_waiting, extension
         self._models = ExtendedModels(model)
         if extension is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from phasor.generation.engine.scheduler import EngineBatch
-from phasor.generation.runners.eager import pad_rows, prefill
+from phasor.generation.request import encode_sources
+from phasor.generation.runners.eager import prefill
 from phasor.kv_cache.paged import PagedKVCache
-from phasor.kv_cache.protocol import EncoderOutput
 
 
 def run_batch(cache: PagedKVCache, batch: EngineBatch) -> Tensor:
@@ -15,15 +15,9 @@ def run_batch(cache: PagedKVCache, batch: EngineBatch) -> Tensor:
     cached = [row.cached for row in batch.rows if row.cached is not None]
     tokens = [row.text[row.count : row.count + new] for row, new in zip(batch.rows, batch.new, strict=True)]
     call = cache.call(cached, fill=batch.fill, round_up=batch.round_up, config=batch.model.config)
-    sources = encode(batch) if batch.reads_sources else None
+    prompts = [row.handle.request.prompts[0] for row in batch.rows]
+    sources = encode_sources(batch.model, prompts) if batch.reads_sources else None
     logits = prefill(batch.model, call, tokens + [[0]] * batch.fill, call.memory if sources is None else sources)
     if sources is not None:
         cache.keep_source(cached, sources, call.cross)
     return logits[: len(cached)]
-
-
-def encode(batch: EngineBatch) -> EncoderOutput:
-    """The encoder's output of the prompts of a batch."""
-    prompts = [row.handle.request.prompts[0] for row in batch.rows]
-    source, real = pad_rows(prompts, batch.model.tokens.weight.device, left=False)
-    return batch.model.encode(source, attention_mask=real)

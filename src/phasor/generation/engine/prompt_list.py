@@ -33,6 +33,8 @@ def engine_why_not(request: GenerationRequest) -> str | None:
         return "an engine decodes greedily and samples"
     if request.positions is not None or request.prefix is not None:
         return "an engine counts positions from 0"
+    if request.model.front_end is not None:
+        return "an engine reads tokens"
     if dist.is_initialized() and dist.get_world_size() > 1:
         return "a model may be cut over processes"
     if (path := STEP_RUNNERS.choose(request.step_spec())).name != "eager":

@@ -96,11 +96,11 @@ class BartLike(Family):
         "activation_dropout": Field("dropout.feedforward", default=0.0),
         "init_std": InitStd(),
     }
-    unprefixed = ("lm_head.", "final_logits_bias")
+    unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.", "final_logits_bias")
     embedding = "model.shared.weight"
-    copies = dict.fromkeys(TABLES, embedding)
+    copies: ClassVar[dict[str, str]] = dict.fromkeys(TABLES, embedding)
     derived: ClassVar[tuple[str, ...]] = ("model.encoder.version", "model.decoder.version")
-    passthrough = (embedding,)  # of no use where encoder and decoder have their own
+    passthrough: ClassVar[tuple[str, ...]] = (embedding,)  # of no use where encoder and decoder have their own
     harmless = frozenset(HARMLESS.split())
     unsupported: ClassVar[frozenset[str]] = frozenset({"is_decoder"})
 
