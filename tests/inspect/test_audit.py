@@ -266,6 +266,32 @@ def test_the_command(tmp_path, capsys):
     assert "no Hugging Face configuration" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (old({**YARN, "factor": "4"}), "rope_scaling.factor must be a number, not '4'"),
+        (old({**YARN, "factor": 10**400}), "rope_scaling.factor must be a number"),
+        (old({**YARN, "original_max_position_embeddings": 0}), "original_max_position_embeddings must be above 0"),
+        (old(LONG, hidden_size="128"), "hidden_size must be a number"),
+        (old(LONG, partial_rotary_factor=float("nan")), "partial_rotary_factor must be a number, not nan"),
+        (old({**SECTIONS, "mrope_section": [10**12, 4, 4], "mrope_interleaved": True}), "from 0 to 65,536"),
+        (old({**SECTIONS, "mrope_section": ["8"]}), "rope_scaling.mrope_section must be a list of integers"),
+        (new(V5, rope_theta="1e6"), "rope_theta must be a number"),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(config, named, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=re.escape(named)) as refused:
+        audit(tmp_path)
+    assert str(refused.value).startswith(str(tmp_path))
+
+
+def test_a_value_per_layer_is_no_mistake(tmp_path):
+    for more in ({"num_attention_heads": [4, 2]}, {"rope_theta": [1e4, 1e6]}, {"layer_types": 5}):
+        (tmp_path / "config.json").write_text(json.dumps(old(LONG, **more)))
+        assert not audit(tmp_path).has_errors
+
+
 def test_the_text_part_of_a_multimodal_folder(tmp_path):
     config = {"model_type": "llava", "text_config": old(YARN, max_position_embeddings=1024)}
     (tmp_path / "config.json").write_text(json.dumps(config))

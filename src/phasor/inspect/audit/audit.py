@@ -59,7 +59,10 @@ def audit(folder: str | Path) -> Audit:
     data = read_json(path)
     if "model_type" not in data:
         raise ValueError(f"{path} is no Hugging Face configuration: an audit is of what save(format='hf') writes")
-    return Audit(str(folder), tuple(find(RopeConfig.read(text_object(data) or data))))
+    try:
+        return Audit(str(folder), tuple(find(RopeConfig.read(text_object(data) or data))))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def find(rope: RopeConfig) -> list[Finding]:

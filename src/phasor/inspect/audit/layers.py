@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phasor.inspect.audit.finding import Finding
-from phasor.inspect.audit.settings import PARTIAL, RopeConfig
+from phasor.inspect.audit.settings import PARTIAL, SECTIONS, RopeConfig
 
 ROTARY_DIM = ("codegen", "gptj", "moss")  # families whose own field rotary_dim is
 LOCAL_BASE = "rope_local_base_freq"
-SECTIONS = "mrope_section"
 
 
 def rotary_dim(rope: RopeConfig) -> Iterator[Finding]:
@@ -71,8 +70,8 @@ def partial_sections(rope: RopeConfig) -> Iterator[Finding]:
 def sections_sum(rope: RopeConfig) -> Iterator[Finding]:
     """Sections that do not cover the rotated pairs."""
     for block in rope.blocks:
-        sections = block.fields.get(SECTIONS)
-        if isinstance(sections, list) and block.pairs is not None and sum(sections) != block.pairs:
+        sections = block.sections
+        if sections is not None and block.pairs is not None and sum(sections) != block.pairs:
             yield Finding(
                 "error",
                 f"{block.name}.{SECTIONS}",
@@ -86,8 +85,8 @@ def sections_sum(rope: RopeConfig) -> Iterator[Finding]:
 def interleaved_sections(rope: RopeConfig) -> Iterator[Finding]:
     """Interleaved sections that a cycle of three rows cannot give."""
     for block in rope.blocks:
-        sections = block.fields.get(SECTIONS)
-        if block.fields.get("mrope_interleaved") and isinstance(sections, list) and len(sections) == 3:
+        sections = block.sections
+        if block.fields.get("mrope_interleaved") and sections is not None and len(sections) == 3:
             pairs = sum(sections)
             given = [sum(i % 3 == axis and i // 3 < sections[axis] for i in range(pairs)) for axis in (1, 2)]
             if given != sections[1:]:
@@ -116,9 +115,10 @@ def sections_kind(rope: RopeConfig) -> Iterator[Finding]:
 
 def sliding_layers(rope: RopeConfig) -> Iterator[Finding]:
     """An extension for all layers of a model with windows."""
-    layers = rope.config.get("layer_types") or ()
+    layers = rope.config.get("layer_types")
+    has_windows = isinstance(layers, list) and "sliding_attention" in layers
     for block in rope.blocks:
-        if "sliding_attention" in layers and block.layer_type is None and block.kind != "default":
+        if has_windows and block.layer_type is None and block.kind != "default":
             yield Finding(
                 "warning",
                 block.name,

@@ -27,15 +27,15 @@ def theta_inside(rope: RopeConfig) -> Iterator[Finding]:
 
 def theta_twice(rope: RopeConfig) -> Iterator[Finding]:
     """Two values of the base, of which engines take one or the other."""
-    outside = rope.config.get(THETA)
+    outside = rope.theta
     for block in rope.new:
         inside = block.number(THETA)
         if block.layer_type is None and outside is not None and inside not in (None, outside):
             yield Finding(
                 "error",
                 THETA,
-                f"it is {outside:,} at the top level and {inside:,.0f} in {NEW}: some engines let the former overwrite "
-                "the latter",
+                f"it is {outside:,.0f} at the top level and {inside:,.0f} in {NEW}: some engines let the former "
+                "overwrite the latter",
                 "the same value in both places",
                 ("vllm-project/vllm#42624",),
             )
@@ -133,7 +133,7 @@ def integers(rope: RopeConfig) -> Iterator[Finding]:
                 "note",
                 f"{block.name}.{found[0]}",
                 f"{' and '.join(found)} written without a point: versions of transformers complain, the oldest refuse",
-                f"{found[0]}: {float(block.fields[found[0]])}",
+                f"{found[0]}: {block.number(found[0])}",
                 ("huggingface/transformers#37134",),
             )
 
