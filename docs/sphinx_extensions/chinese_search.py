@@ -1,19 +1,33 @@
-"""Search in Chinese: the browser splits what is typed into words, as jieba does with the pages."""
+"""Search in Chinese: what is typed is split into words of the index, and the page says in Chinese what was found."""
 
 import logging
 
 from sphinx.application import Sphinx
 from sphinx.search.zh import SearchChinese
 
-# One character alone is not in the index, so it is not searched for unless nothing else was typed.
+# The longest words that the index has, from the left: a browser's own segmenter knows other words than jieba, by which
+# the index was made. What is in no word is left out, unless nothing else was typed.
 SPLITTER = """
 function splitQuery(query) {
-  const words = [...new Intl.Segmenter("zh", { granularity: "word" }).segment(query)]
-    .filter((part) => part.isWordLike)
-    .map((part) => part.segment);
-  const long = words.filter((word) => word.length > 1);
-  return long.length ? long : words;
+  const known = (word) => word in Search._index.terms || word in Search._index.titleterms;
+  const wordsOf = (run) => {
+    const words = [];
+    for (let start = 0, end; start < run.length; start = end) {
+      for (end = run.length; end > start + 1 && !known(run.slice(start, end)); end--);
+      if (end > start + 1) words.push(run.slice(start, end));
+    }
+    return words.length ? words : [run];
+  };
+  const runs = query.match(/\\p{Script=Han}+|(?:(?!\\p{Script=Han})[\\p{Letter}\\p{Number}_])+/gu) ?? [];
+  return [...new Set(runs.flatMap((run) => (/^\\p{Script=Han}/u.test(run) ? wordsOf(run) : [run])))];
 }
+
+// Sphinx's catalog has these in an older wording.
+Documentation.addTranslations({
+  locale: "zh_Hans_CN",
+  plural_expr: "0",
+  messages: { "Search finished, found one page matching the search query.": ["搜索完成，找到 ${resultCount} 页。"] },
+});
 """
 
 

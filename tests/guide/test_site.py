@@ -238,6 +238,7 @@ def open_page(chromium, base):
     ("language", "query", "expected"),
     [
         ("zh", "位置", "guide/order.html"),
+        ("zh", "缓存里的词元", "guide/extension.html"),  # words that browsers do not know
         pytest.param("zh", "旋转位置编码", "guide/rotary.html", marks=pytest.mark.slow),
         ("en", "rotary frequencies", "guide/rotary.html"),
         pytest.param("en", "YaRN", "reference/configurations.html", marks=pytest.mark.slow),
