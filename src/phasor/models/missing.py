@@ -20,7 +20,7 @@ RECURRENT = "a recurrent unit in place of attention"
 CODE = "fields and tensor names of code that is in its folders"
 BOTH_SIDES = f"attention to later tokens too, and {CODE}"
 DIFFUSION = "generation that fills in masked tokens in any order"
-INKLING = "short convolutions, and a relative bias that vectors of the query mix from profiles"
+INKLING = "short convolutions over keys, values and what a layer adds, and shared experts that the router weighs"
 ALTERNATING = "several residual streams that layers take turns to update (AltUp)"
 
 MISSING = {
@@ -29,7 +29,9 @@ MISSING = {
     "bidirectional_pplx_qwen3": Missing(BOTH_SIDES, "qwen3"),
     "chatglm": Missing(CODE, "glm"),
     "deepseek_v4": Missing(
-        "keys of groups of tokens, a rotation of attention's output and several residual streams", "deepseek_v32"
+        "keys that sum up groups of tokens, several residual streams (hyper-connections), experts by token id, and "
+        "an output projection of groups of heads",
+        "deepseek_v32",
     ),
     "exaone": Missing(CODE, "llama"),
     "falcon_h1": Missing("layers of Mamba-2 and softmax attention side by side", "bamba"),

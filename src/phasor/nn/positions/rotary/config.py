@@ -21,7 +21,8 @@ class RotaryConfig(PositionConfig, kind="rotary"):
     """Rotary (RoPE): each pair of query and key features is rotated by its frequency times the position.
 
     `rotary_dim` is the number of features that are rotated, by default the whole head. `extension` is a scaling for
-    longer contexts. `rotate_values` rotates values too, by the angle alone (an option of RoFormer).
+    longer contexts. `rotate_values` rotates values too, by the angle alone (an option of RoFormer), and with
+    `rotate_output` results are rotated back by the query's, so that values count by their distance (DeepSeek V4).
     """
 
     base: float = 10000.0
@@ -29,9 +30,12 @@ class RotaryConfig(PositionConfig, kind="rotary"):
     rotary_dim: int | None = None
     extension: RotaryScaling | None = None
     rotate_values: bool = False
+    rotate_output: bool = False
 
     def check(self) -> None:
         greater_than_one(self, "base")
+        if self.rotate_output and not self.rotate_values:
+            raise ValueError(f"{type(self).__name__}.rotate_output rotates values back: it needs rotate_values")
         if self.rotary_dim is not None:
             check_rotary_dim(self.rotary_dim, f"{type(self).__name__}.rotary_dim")
 
@@ -41,7 +45,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
 
     @property
     def shift_invariant(self) -> bool:
-        return not self.rotate_values
+        return self.rotate_output or not self.rotate_values
 
     @property
     def depends_on_length(self) -> bool:
@@ -99,6 +103,12 @@ class RotaryConfig(PositionConfig, kind="rotary"):
 
     def check_model(self, model: ModelConfig) -> None:
         self.rotary_dim_of(model.rotated_width(self))
+        attentions = (model.layer(index).attention for index in range(max(1, len(model.layers))))
+        if self.rotate_output and any(attention.cap_sinks for attention in attentions):
+            raise ValueError(
+                f"{type(self).__name__}.rotate_output rotates results by one angle, and cap_sinks gives queries "
+                "another position for sink tokens: leave out one of the two"
+            )
 
     def rotary_dim_of(self, head_dim: int) -> int:
         """How many features of a head are rotated; raises ValueError where the head does not allow it.
@@ -153,6 +163,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
             "rotary-partial": cls(rotary_dim=4),
             "rotary-one-pair": cls(rotary_dim=2),
             "rotary-values": cls(pairing="adjacent", rotate_values=True),
+            "rotary-output": cls(rotary_dim=4, rotate_values=True, rotate_output=True),
             **{f"rotary-{kind}": cls(extension=scaling.example()) for kind, scaling in RotaryScaling.kinds.items()},
         }
 

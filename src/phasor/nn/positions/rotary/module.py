@@ -220,6 +220,12 @@ class Rotary(Position, config=RotaryConfig):
             else rotate_pairs(v, *prepared.value, self.config.pairing)
         )
 
+    def on_output(self, y: Tensor, prepared: Angles | RopeArgs) -> Tensor:
+        if not self.config.rotate_output or isinstance(prepared, RopeArgs) or prepared.value is None:
+            return y
+        cos, sin = prepared.value
+        return rotate_pairs(y, cos, -sin, self.config.pairing)
+
     def pair_increments(self) -> tuple[int, ...]:
         return self.fixed.increments if self.fixed is not None and self.axes == 1 else ()
 
