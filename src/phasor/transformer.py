@@ -54,7 +54,7 @@ class Stack(nn.Module):
         schemes, self.scheme_index = model.schemes(side)
         self.schemes = [scheme for scheme, _ in schemes]
         self.index_in_scheme = [self.scheme_index[:i].count(which) for i, which in enumerate(self.scheme_index)]
-        self.kv_sources = [model.kv_source(i) for i in range(len(self.layers))]
+        self.sources = [model.shared_source(i) for i in range(len(self.layers))]
         attentions = list(dict.fromkeys(layer.attention for layer in self.layers))
         self.attention_index = [attentions.index(layer.attention) for layer in self.layers]
         self.positions = nn.ModuleList(build_position(*scheme, side) for scheme in schemes)
@@ -144,11 +144,11 @@ class Stack(nn.Module):
         steps = [own_step] * len(self.layers) if cache is None else cache.begin(seq, own_mask)
         contexts: list[AttentionContext] = []
         masks: dict[tuple[int, int, bool], Mask] = {}
-        shared_kv: dict[int, list[Tensor]] = {source: [] for i, source in enumerate(self.kv_sources) if source != i}
+        parts: dict[int, list[Tensor]] = {source: [] for i, source in enumerate(self.sources) if source != i}
         shared: dict[tuple[int, int, int], tuple[Any, CappedSinks | None]] = {}  # by layers with the same keys
         for index, (layer, which, step) in enumerate(zip(self.layers, self.scheme_index, steps, strict=True)):
-            if self.kv_sources[index] in shared_kv:
-                step = replace(step, shared_kv=shared_kv[self.kv_sources[index]])
+            if self.sources[index] in parts:
+                step = replace(step, shared=parts[self.sources[index]])
             mask_key = id(step.mask), self.attention_index[index], "scores" in layer.position.acts_on
             key, scheme = (which, *mask_key[:2]), schemes[which]
             assert step.key_positions is not None

@@ -114,7 +114,11 @@ def deepseek_v32(rng: random.Random) -> Case:
 
 
 def glm_moe_dsa(rng: random.Random) -> Case:
-    return with_correction("GlmMoeDsa", **indexed(rng))
+    """Layers with an indexer of their own, and some that take the choice of the one before."""
+    fields = indexed(rng) | {"num_hidden_layers": 4}
+    fields["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=4)
+    fields["indexer_types"] = ["full", *rng.choices(["full", "shared"], k=3)]
+    return with_correction("GlmMoeDsa", **fields)
 
 
 CASES: Cases = {

@@ -278,20 +278,40 @@ def test_a_share_of_zero_is_not_a_whole_head():
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "shared"),
     [
-        {"indexer_types": ["full", "shared"]},
-        {"indexer_types": None, "index_topk_pattern": "FS"},
-        {"indexer_types": None, "index_topk_freq": 4},
+        ({"indexer_types": ["full", "shared", "full", "shared"], "index_topk_freq": 1}, [1, 3]),
+        ({"index_topk_pattern": "FSSF"}, [1, 2]),
+        ({"index_topk_pattern": ["full", "full", "shared", "shared"]}, [2, 3]),
+        ({"index_topk_freq": 4}, [2, 3]),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 3}, [3]),
+        ({}, []),
     ],
     ids=str,
 )
-def test_a_choice_of_tokens_that_layers_share_is_refused(said):
+def test_which_layers_share_the_choice_of_tokens(said, shared):
     _, whole = drawn("glm_moe_dsa", 0)
-    own = {"num_hidden_layers": 2, "indexer_types": ["full"] * 2, "mlp_layer_types": None, "layer_types": None}
-    assert read("glm_moe_dsa", whole | own | {"index_topk_pattern": "FF", "index_topk_freq": 1}).num_layers == 2
-    with pytest.raises(ValueError, match="does not share the choice between layers"):
-        read("glm_moe_dsa", whole | own | said)
+    whole = {name: value for name, value in whole.items() if name != "indexer_types"} | said
+    config = read("glm_moe_dsa", whole)
+    assert [i for i in range(4) if config.layer(i).attention.shared_index] == shared
+    theirs = transformers.GlmMoeDsaConfig.from_dict(whole).indexer_types
+    assert [i for i in range(4) if theirs[i] == "shared"] == shared
+
+
+@pytest.mark.parametrize(
+    ("types", "why"),
+    [
+        (["shared", "full", "full", "full"], "layer 0 shares the index of a layer before it .*, and there is none"),
+        (["full", "full"], "indexer_types must be 4 times full or shared"),
+        ("FSSX", "indexer_types must be 4 times full or shared"),
+        ([None, "full", "full", "full"], "indexer_types must be 4 times full or shared"),
+    ],
+    ids=str,
+)
+def test_types_of_indexers_that_make_no_sense_are_refused(types, why):
+    _, whole = drawn("glm_moe_dsa", 0)
+    with pytest.raises(ValueError, match=why):
+        read("glm_moe_dsa", whole | {"indexer_types": types})
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "mistral4"])

@@ -108,7 +108,7 @@ def test_a_cache_holds_shared_keys_once(shared):
     """Three layers of six have keys and values: one global, with one head of 20 features, and two local ones."""
     model = phasor.load(shared)
     config, cache = model.config, model.new_cache(2, 7)
-    assert [config.kv_source(i) for i in range(6)] == [0, 1, 2, 1, 2, 1]
+    assert [config.shared_source(i) for i in range(6)] == [0, 1, 2, 1, 2, 1]
     assert [len(tensors) for tensors in cache.layers] == [2, 2, 2, 0, 0, 0]
     assert cache.layers[1]["keys"].shape == (2, 7, 1, 20)
     local = config.num_kv_heads * config.head_dim

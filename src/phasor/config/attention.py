@@ -26,6 +26,7 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
     present: ClassVar[bool] = True  # whether a layer has attention at all
     supports_cross: ClassVar[bool] = False
     takes_positions: ClassVar[bool] = True  # schemes that act in layers leave others out
+    shared_part: ClassVar[str] = "keys and values"  # what layers may take of an earlier one
     keeps_state: ClassVar[bool] = False  # one of constant size, declared by `cached_per_sequence`
 
     @property
@@ -131,8 +132,8 @@ class AttentionConfig(Choice, what="attention", default="softmax"):
         return model.num_kv_heads
 
     @property
-    def kv_source(self) -> AttentionConfig | None:
-        """The attention of an earlier layer whose keys and values are attended to; None for those of the layer."""
+    def shared_source(self) -> AttentionConfig | None:
+        """The attention of an earlier layer whose `shared_part` is taken; None where it is the layer's own."""
         return None
 
     def heads_of(self, model: ModelConfig) -> tuple[int, int]:

@@ -200,7 +200,7 @@ class ModelConfig(Config):
                 )
             layer.attention.check_model(self)
         for index in range(max(self.depth("encoder"), self.depth("decoder")) if self.layers else 1):
-            self.kv_source(index)  # or refused
+            self.shared_source(index)  # or refused
         if self.embedding.per_layer_width is not None:
             self._check_layer_inputs()
         if self.placement.kind not in ("pre", "sandwich") and any(
@@ -336,25 +336,25 @@ class ModelConfig(Config):
             feedforward=own.feedforward or self.feedforward,
         )
 
-    def kv_source(self, index: int) -> int:
-        """The layer whose keys and values a layer attends to: itself, or one before it whose it shares.
+    def shared_source(self, index: int) -> int:
+        """The layer whose keys and values, or index, a layer takes: itself, or one before it whose it shares.
 
         That is the last one with the same positions, and with the attention that its own names.
 
         >>> shared = LayerConfig(attention={"shared_kv": True})
         >>> config = ModelConfig(vocab_size=9, dim=8, num_layers=4, num_heads=1, layers=({}, {}, shared, shared))
-        >>> [config.kv_source(i) for i in range(4)]
+        >>> [config.shared_source(i) for i in range(4)]
         [0, 1, 1, 1]
         """
         position, attention, _ = self.layer(index)
-        if attention.kv_source is None:
+        if attention.shared_source is None:
             return index
         for earlier in reversed(range(index)):
-            if self.layer(earlier)[:2] == (position, attention.kv_source):
+            if self.layer(earlier)[:2] == (position, attention.shared_source):
                 return earlier
         raise ValueError(
-            f"layer {index} shares the keys and values of a layer before it with the same attention and positions, "
-            "and there is none"
+            f"layer {index} shares the {attention.shared_part} of a layer before it with the same attention and "
+            "positions, and there is none"
         )
 
     def rotated_width(self, position: PositionConfig) -> int:

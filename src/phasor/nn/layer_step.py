@@ -41,8 +41,8 @@ class LayerStep:
     mask: Mask
     key_positions: Tensor | None  # [B or 1, S]
     counted: bool = field(default=False, kw_only=True)  # whether they are known to count the tokens of each document
-    # Where a layer leaves its keys and values for later layers, which have the same list.
-    shared_kv: list[Tensor] | None = field(default=None, kw_only=True)
+    # Where a layer leaves what later layers take of it, which have the same list: keys and values, or an index.
+    shared: list[Tensor] | None = field(default=None, kw_only=True)
     # What the layer keeps of each sequence, `[B, ...]` by name; None without a cache.
     states: dict[str, Tensor] | None = field(default=None, kw_only=True)
 

@@ -9,6 +9,7 @@ from device import DEVICE, ON_GPU
 from schemes import build, tiny, tokens
 
 import phasor
+from phasor.config.parameters import parameters_of
 from phasor.nn.attention.latent.config import IndexerConfig, LatentAttentionConfig
 
 COUNT = 23
@@ -213,3 +214,38 @@ def test_compiled_blocks_equal_eager_ones(indexer):
         found.append([logits.detach(), *(w.grad.clone() for w in model.parameters() if w.grad is not None)])
     for eager, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager, atol=1e-5, rtol=1e-4)
+
+
+SHARED = [False, True, True, True, False, True]  # which layers attend to what an earlier one chose
+
+
+def sharing(**fields):
+    own = {"kind": "latent", "q_rank": 6, "rope_dim": 4, "indexer": {"num_heads": 9, "head_dim": 6, "top_k": 4}}
+    layers = [{"attention": own | {"shared_index": shared}} for shared in SHARED]
+    return build(tiny("rotary", num_layers=len(SHARED), layers=layers, **fields)).double()
+
+
+def test_layers_attend_to_the_tokens_that_an_earlier_one_chose():
+    model, ids, record = sharing(), tokens(2, 15), phasor.Record("attention")
+    with torch.no_grad():
+        model(ids, record=record)
+    seen = [weights[:, 0] > 0 for weights in record.attention]  # [B, T, S]
+    assert all(bool((mask[:, 4:].sum(-1) == 4).all()) for mask in seen)
+    for index, source in enumerate([0, 0, 0, 0, 4, 4]):
+        assert model.config.shared_source(index) == source
+        assert torch.equal(seen[index], seen[source])
+    assert not torch.equal(seen[0], seen[4])
+
+
+def test_layers_that_share_an_index_have_no_indexer_and_keep_no_keys_of_one(tmp_path):
+    model, ids = sharing(), tokens(2, 15)
+    with torch.no_grad():
+        expected, cache = model(ids), model.new_cache(2, 15)
+        pieces = [model(piece, cache=cache) for piece in ids.split([6, 1, 1, 7], dim=1)]
+    assert (torch.cat(pieces, dim=1) - expected).abs().max() < 1e-12
+    kept = [set(model.config.cached_per_token(i)) for i in range(len(SHARED))]
+    assert kept == [{"latents"} | (set() if shared else {"index_keys"}) for shared in SHARED]
+    assert parameters_of(model.config).total == sum(weight.numel() for weight in model.parameters())
+    assert [block.attention.indexer is None for block in model.decoder.blocks] == SHARED
+    with pytest.raises(ValueError, match="shared_index needs indexer"):
+        phasor.LatentAttentionConfig(shared_index=True)

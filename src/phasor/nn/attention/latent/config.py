@@ -59,7 +59,8 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
     as wide as the rest of it, and the latent vector is four times as wide as a value. Queries come from a vector
     `q_rank` wide, or straight from the input. Both vectors are normalized, with `norm_eps` in place of the norm's eps.
     All heads have keys and values of their own: `num_kv_heads` is for layers with other attention. With an `indexer` a
-    query attends to a few chosen tokens.
+    query attends to a few chosen tokens; with `shared_index` to those that the layer before it with the same attention,
+    but for that, has chosen.
 
     >>> from phasor.config import ModelConfig
     >>> model = ModelConfig(vocab_size=9, dim=5120, num_layers=1, num_heads=128, head_dim=192, attention="latent")
@@ -77,6 +78,8 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
     scale: float | None = None
     norm_eps: float | None = None
     indexer: IndexerConfig | None = None
+    shared_index: bool = False
+    shared_part: ClassVar[str] = "index"
 
     def check(self) -> None:
         positive(self, "q_rank", "kv_rank", "rope_dim", "value_dim", most=MOST_WIDTH)
@@ -88,6 +91,8 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
 
         if self.indexer is not None and self.q_rank is None:
             raise ValueError("LatentAttentionConfig.indexer needs q_rank: its queries come from the same vector")
+        if self.shared_index and self.indexer is None:
+            raise ValueError("LatentAttentionConfig.shared_index needs indexer: that of the layer whose index it takes")
 
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
@@ -134,6 +139,10 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         norm_eps = getattr(model.norm, "eps", None) if self.norm_eps is None else self.norm_eps
         return self.replace(kv_rank=rank, rope_dim=rope, value_dim=value, bias=bias, scale=scale, norm_eps=norm_eps)
 
+    @property
+    def shared_source(self) -> AttentionConfig | None:
+        return self.replace(shared_index=False) if self.shared_index else None
+
     def rotated_width(self, model: ModelConfig) -> int:
         return self.sizes(model).rope
 
@@ -141,7 +150,8 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         """The rotated key and the latent vector after it, which all heads share, and the key of the indexer."""
         sizes = self.sizes(model)
         latents = {"latents": CachedTensor((1, sizes.rope + sizes.rank))}
-        return latents if self.indexer is None else latents | {"index_keys": CachedTensor((1, self.indexer.head_dim))}
+        own = None if self.shared_index else self.indexer
+        return latents if own is None else latents | {"index_keys": CachedTensor((1, own.head_dim))}
 
     def cached_elements(self, model: ModelConfig, tensor: int = 1) -> int:
         """All of it on every process, since all heads take it."""
@@ -161,7 +171,7 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
         found["kv_norm"] = model.norm.weights(sizes.rank)
         found["kv_up"] = linear(model.num_heads * (sizes.nope + sizes.value), sizes.rank, cut=0)
         found["out"] = linear(model.dim, self.output_width(model), bias="out" in self.bias, cut=1)
-        if self.indexer is not None:
+        if self.indexer is not None and not self.shared_index:
             assert self.q_rank is not None
             found["indexer"] = self.indexer.weights(self.q_rank, model.dim)
         return with_prefixes(found)

@@ -12,7 +12,7 @@ from phasor.config import ModelConfig
 from phasor.nn.adapted import effective_weight
 from phasor.nn.attention.base import Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
-from phasor.nn.attention.latent.indexer import Indexer, attend_to_chosen
+from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen
 from phasor.nn.norm import build_norm
 from phasor.ops.attention import Mask, prepare_mask
 
@@ -43,9 +43,8 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         self.kv_norm = build_norm(norm, rank)
         self.kv_up = nn.Linear(rank, self.num_heads * (nope + value), bias=False)
         self.out = nn.Linear(self.num_heads * value, model.dim, bias="out" in config.bias)
-        self.indexer = (
-            None if config.indexer is None else Indexer(config.indexer, config.q_rank or model.dim, model.dim)
-        )
+        own = None if config.shared_index else config.indexer
+        self.indexer = None if own is None else Indexer(own, config.q_rank or model.dim, model.dim)
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         shape = x.shape[1], keys, self.head_dim
@@ -69,7 +68,7 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         q = (self.q if self.config.q_rank is None else self.q_up)(source).unflatten(-1, (self.num_heads, self.head_dim))
         q = ctx.position.on_query(q, ctx.prepared)  # [B, T, H, D]
         (kept,) = ctx.step.update(latents=ctx.position.on_key(self.latents(x), ctx.prepared))  # [B, S, 1, rope + rank]
-        index = None if self.indexer is None else self.indexer(x, source, ctx)
+        index = self.index(x, source, ctx)
         score_mod = ctx.score_mod(scale=self.scale, dropout=self.dropout if self.training else 0.0)
         if index is not None and kept.shape[1] > index.top_k:
             y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, index, ctx, score_mod))
@@ -78,6 +77,19 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         else:
             y = attend(q, *self.expand(kept), ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
         return self.out(y.flatten(-2))  # [B, T, dim]
+
+    def index(self, x: Tensor, source: Tensor, ctx: AttentionContext) -> Index | None:
+        """What chooses the tokens that are attended to: the layer's own, or that of an earlier layer; None for all."""
+        if self.config.indexer is None:
+            return None
+        if self.indexer is None:
+            assert ctx.step.shared is not None
+            queries, weights, keys = ctx.step.shared
+            return Index(queries, weights, keys, self.config.indexer.top_k)
+        index: Index = self.indexer(x, source, ctx)
+        if ctx.step.shared is not None:
+            ctx.step.shared[:] = index.queries, index.weights, index.keys
+        return index
 
     def up(self, x: Tensor) -> Tensor:
         """The weight of `kv_up` by heads, `[H, nope + value, rank]`, in the dtype of `x`."""

@@ -142,7 +142,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         return "q" if self.shared_kv else "qk" if self.value_is_key else "qkv"
 
     @property
-    def kv_source(self) -> AttentionConfig | None:
+    def shared_source(self) -> AttentionConfig | None:
         return self.replace(shared_kv=False) if self.shared_kv else None
 
     def cached_per_token(self, model: ModelConfig) -> dict[str, CachedTensor]:

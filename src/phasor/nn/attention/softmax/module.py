@@ -219,16 +219,16 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         if self.config.shared_kv:
             ctx = ctx.for_layer(x)
             q = self._bias_clip_norm("q", self.project(x).flatten(-3, -2))  # [B, T, H, D]
-            assert ctx.step.shared_kv is not None
-            q, (k, v) = self.place_query(q, ctx, ctx.prepared), ctx.step.shared_kv  # [B, S, K, D]
+            assert ctx.step.shared is not None
+            q, (k, v) = self.place_query(q, ctx, ctx.prepared), ctx.step.shared  # [B, S, K, D]
         elif not self.cross:
             ctx = ctx.for_layer(x, self.project_heads)
             projected = self.project(x)
             gate = self.gate(projected) if self.config.output_gate else None
             q, k, v, sink_queries = APPLY_POSITIONS(self, projected, ctx)
             k, v = ctx.step.update(keys=k, values=v)  # [B, S, K, D]
-            if ctx.step.shared_kv is not None:
-                ctx.step.shared_kv[:] = k, v
+            if ctx.step.shared is not None:
+                ctx.step.shared[:] = k, v
         else:
             assert isinstance(ctx.step, CrossStep)
             q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim))  # [B, T, H, D]
