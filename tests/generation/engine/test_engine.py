@@ -183,6 +183,23 @@ def test_a_full_queue_refuses() -> None:
             engine.submit([1, 2], max_new_tokens=2)
 
 
+def test_a_request_that_begins_leaves_its_place_to_wait_to_another(monkeypatch) -> None:
+    """Also in the moment between its beginning and the end of the engine's step."""
+    with Engine(speaker("rotary"), max_rows=1, pages=32, max_waiting=1) as engine:
+        admit, handles = engine._scheduler.admit, [engine.submit([1, 2], max_new_tokens=2)]
+
+        def and_submit() -> None:
+            admit()
+            if len(handles) == 1:
+                handles.append(engine.submit([1, 3], max_new_tokens=2))
+                with pytest.raises(QueueFullError):
+                    engine.submit([1, 4], max_new_tokens=2)
+
+        monkeypatch.setattr(engine._scheduler, "admit", and_submit)
+        engine.step()
+        assert [len(handle.result().tokens) for handle in handles] == [2, 2]
+
+
 def test_a_request_without_finite_logits_fails_alone() -> None:
     model = speaker("rotary")
     with torch.no_grad():

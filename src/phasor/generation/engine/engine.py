@@ -114,7 +114,8 @@ class Engine:
         self._stats = EngineStats()
         self._new: deque[Handle] = deque()
         self._handles: dict[Handle, None] = {}  # those that have begun and not ended
-        self._work = threading.Condition()  # guards what is new
+        self._rows = 0  # of requests that have not ended
+        self._work = threading.Condition()  # guards what is new, and the number of rows
         self._stepping = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -160,9 +161,10 @@ class Engine:
         with self._work:
             if self._closed:
                 raise ValueError("the engine is closed")
-            if len(self._new) + self._stats.waiting >= self.max_waiting + len(self._cache.free):
+            if self._rows >= self.max_waiting + self._cache.max_rows:
                 raise QueueFullError(f"{self.max_waiting} requests wait already, as many as may: try again later")
             self._new.append(handle)
+            self._rows += len(handle.rows)
             self._work.notify_all()
         return handle
 
@@ -282,7 +284,7 @@ class Engine:
             if state.done:
                 reason = handle.finish_reason(row)
                 text += handle.tracker.decoders[row.index].flush() if handle.tracker.decoders else ""
-                self._scheduler.end(row)
+                self._end_row(row)
             new, values = state.new[start:], state.log_probabilities[start:]
             own = None if handle.request.tokenizer is None else text
             pieces.append(Generated(new, values, own, None, row.index, reason, row.tops[start:]))
@@ -304,9 +306,14 @@ class Engine:
         del self._handles[handle]
         for row in handle.rows:
             if not row.ended:
-                self._scheduler.end(row, clear=clear)
+                self._end_row(row, clear=clear)
         self._stats.cached_tokens += handle.cached_tokens
         handle.end(error)
+
+    def _end_row(self, row: EngineRow, *, clear: bool = False) -> None:
+        self._scheduler.end(row, clear=clear)
+        with self._work:
+            self._rows -= 1
 
     def _update_stats(self) -> None:
         tables = list(self._cache.tables.values())
