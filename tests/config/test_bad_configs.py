@@ -40,10 +40,15 @@ from phasor import (
     Transformer,
     XPosConfig,
     YaRN,
+    backends,
     kinds,
     preset,
 )
+from phasor.config import PositionConfig
+from phasor.config.attention import AttentionConfig
+from phasor.config.parameters import parameters_of
 from phasor.config.schema import Choice, Config
+from phasor.config.sparse import SparseConfig
 from phasor.nn.positions import configs
 
 
@@ -303,6 +308,29 @@ def test_numbers_in_a_configuration_are_finite_and_not_negative(cls, name, value
 @pytest.mark.parametrize("value", [-1, 1.5, NAN, True, 2**63])
 def test_whole_numbers_in_a_configuration_are_whole_and_not_negative(cls, name, value):
     assert_refusal(lambda: with_value(cls, name, value), name)
+
+
+def answer(model):
+    """What `phasor bench --explain` reads, and logits of models that are small."""
+    backends(model, device="cpu")
+    if parameters_of(model).total < 100_000:
+        assert Transformer(model)(torch.tensor([[1, 2, 3]])).isfinite().all()
+
+
+def test_large_integers_are_refused_or_cost_nothing():
+    """Of 2^62 elements, for which torch has other words than a sentence."""
+    parts = {"position": PositionConfig, "attention": AttentionConfig, "sparse": SparseConfig}
+    fields = [{"embedding": {"token_types": 2**62}}]
+    for part, choice in parts.items():
+        for cls in choice.kinds.values():
+            for field in dataclasses.fields(cls):
+                if re.search(r"\bint\b", str(field.type)) and "tuple" not in str(field.type):
+                    value = {"kind": cls.kind, field.name: 2**62}
+                    fields.append({"attention": {"sparse": value}} if part == "sparse" else {part: value})
+    for one in fields:
+        error = mistake(lambda one=one: answer(ModelConfig(**SIZES | one)))
+        if error is not None:
+            assert_one_sentence(error)
 
 
 JUNK = ["x", "", b"x", [1], {}, {"kind": []}, {"kind": "zzz"}, {1: 2}, object(), (None,), [NAN], 1j, [["q"]], {3}]

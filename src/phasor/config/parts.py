@@ -320,7 +320,7 @@ class EmbeddingConfig(Config):
             raise ValueError("EmbeddingConfig.project='sum' needs width: without one there is nothing to project")
         if self.scale != "sqrt":
             positive(self, "scale")
-        not_negative(self, "token_types", "mask_token")
+        not_negative(self, "token_types", "mask_token", most=MOST_WIDTH)
 
 
 POOLERS = {

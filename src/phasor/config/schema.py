@@ -457,12 +457,21 @@ def positive(config: Config, *fields: str, most: int | None = None) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ValueError(f"{type(config).__name__}.{name} must be greater than 0, not {value}")
-        if value is not None and most is not None and value > most:
+    if most is not None:
+        at_most(config, most, *fields)
+
+
+def at_most(config: Config, most: int, *fields: str) -> None:
+    for name in fields:
+        value = getattr(config, name)
+        if value is not None and value > most:
             raise ValueError(f"{type(config).__name__}.{name} must be at most {most:,}, not {value:,}")
 
 
-def not_negative(config: Config, *fields: str) -> None:
+def not_negative(config: Config, *fields: str, most: int | None = None) -> None:
     for name in fields:
         value = getattr(config, name)
         if value is not None and not value >= 0:
             raise ValueError(f"{type(config).__name__}.{name} must not be negative, not {value}")
+    if most is not None:
+        at_most(config, most, *fields)

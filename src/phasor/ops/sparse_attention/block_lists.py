@@ -57,9 +57,10 @@ def block_list_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod:
         y, _ = key_block_attention(q, k, v, KeyBlockArgs(*fields, mask.offset, mask.causal, score_mod.scale))
         return y
     assert isinstance(pattern, TopBlocks)
-    heads = heads_at_a_time(q, k, pattern.top_k)
+    top_k = min(pattern.top_k, cdiv(k.shape[1], pattern.block))  # no more than there are
+    heads = heads_at_a_time(q, k, top_k)
     group_size = q.shape[2] // k.shape[2]
-    args = TopBlockArgs(pattern.block, pattern.top_k, mask.offset, score_mod.scale)
+    args = TopBlockArgs(pattern.block, top_k, mask.offset, score_mod.scale)
     parts = []
     for part in zip(q.split(heads * group_size, 2), k.split(heads, 2), v.split(heads, 2), strict=True):
         y, _, _ = top_block_attention(*part, args)

@@ -36,7 +36,7 @@ def mask_unsupported_reason(mask: Mask, queries: int, keys: int) -> str | None:
     if mask.query_index is not None or mask.key_index is not None:
         return "the rows of the cache differ in length, or its slots do not hold the keys in order"
     if isinstance(mask.pattern, Dilated):
-        return None
+        return "the dilation is longer than the sequence" if mask.pattern.dilation > keys else None
     pattern = mask.pattern
     if not isinstance(pattern, KeyBlocks) or pattern.stride is None or pattern.local > 1 or pattern.global_blocks:
         return "the pattern shows blocks of keys, and not tokens that see each other alone"

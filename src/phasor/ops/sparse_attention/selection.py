@@ -51,7 +51,7 @@ def mean_keys(k: Tensor, block: int) -> Tensor:
     >>> mean_keys(torch.arange(4.0)[None, :, None, None], 2).flatten().tolist()
     [0.5, 2.5]
     """
-    k = k if k.dtype == torch.float64 else k.float()
+    k, block = k if k.dtype == torch.float64 else k.float(), min(block, k.shape[1])
     padding = -k.shape[1] % block
     k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, padding)) if padding else k
     return k.unflatten(1, (-1, block)).mean(2)
@@ -95,7 +95,7 @@ def selected_keys(q: Tensor, k: Tensor, mask: Mask, pattern: TopBlocks, start: i
     size = pattern.block
     means = mean_keys(k, size) if mask.order is None else packed_mean_keys(k, mask, blocks, size)
     own, first = blocks.own[:, start:stop], blocks.first[:, start:stop]
-    chosen = select_blocks(q[:, start:stop].detach(), means, own, first, pattern.top_k)
+    chosen = select_blocks(q[:, start:stop].detach(), means, own, first, min(pattern.top_k, blocks.most))
     shown = torch.zeros(*chosen.shape[:3], blocks.most + 1, dtype=torch.bool, device=q.device)
     shown.scatter_(-1, torch.where(chosen < 0, blocks.most, chosen), True)
     index = blocks.of_keys.clamp(max=blocks.most)[:, None, None, :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import at_least_one
+from phasor.config.schema import MOST_WIDTH, at_least_one, at_most
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
@@ -27,6 +27,7 @@ class CoPEConfig(PositionConfig, kind="cope"):
 
     def check(self) -> None:
         at_least_one(self, "max_position")
+        at_most(self, MOST_WIDTH, "max_position")
 
     def table_shapes(self, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
         """The shape of the vectors."""

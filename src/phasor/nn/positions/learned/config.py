@@ -25,7 +25,7 @@ class LearnedConfig(PositionConfig, kind="learned"):
 
     def check(self) -> None:
         positive(self, "max_length", most=MOST_WIDTH)
-        not_negative(self, "offset", "padding_token")
+        not_negative(self, "offset", "padding_token", most=MOST_WIDTH)
         if self.padding_token is not None and self.offset == 0:
             raise ValueError("LearnedConfig.padding_token needs offset: its row stands before the first position's")
 

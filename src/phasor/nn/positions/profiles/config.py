@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import positive
+from phasor.config.schema import MOST_FEATURES, MOST_WIDTH, positive
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
@@ -27,7 +27,9 @@ class ProfilesConfig(PositionConfig, kind="profiles"):
     multiplies_input: ClassVar[bool] = True
 
     def check(self) -> None:
-        positive(self, "extent", "rank", "log_floor", "log_scale")
+        positive(self, "extent", most=MOST_WIDTH)
+        positive(self, "rank", most=MOST_FEATURES)
+        positive(self, "log_floor", "log_scale")
 
     @property
     def acts_on(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from phasor.config.positions import PositionConfig
-from phasor.config.schema import at_least_one
+from phasor.config.schema import MOST_WIDTH, at_least_one, at_most
 
 if TYPE_CHECKING:
     from phasor.config.model import ModelConfig
@@ -31,6 +31,7 @@ class ShawConfig(PositionConfig, kind="shaw"):
 
     def check(self) -> None:
         at_least_one(self, "max_distance")
+        at_most(self, MOST_WIDTH, "max_distance")
 
     @property
     def acts_on(self) -> tuple[str, ...]:
