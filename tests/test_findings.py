@@ -129,7 +129,11 @@ def quantized_weights() -> list[str]:
         for bits in (4, 8)
     )
     theirs = [ratio(run["phasor, 4 bits, compiled"], run["CTranslate2, int8"]) for run in (x86, arm)]
+    small = results("quantized-aarch64")["8 layers, 512 wide, vocabulary 32000, batch 1"]["tokens/s"]
     return [
+        f"A model of 8 layers and dimension 512 ran at {small['phasor, float32']:.1f} tokens/s in float32 on ARM, and "
+        f"compiled at {small['phasor, 4 bits, compiled']:.1f} in 4 bits and {small['phasor, 8 bits, compiled']:.1f} in "
+        f"8; CTranslate2's int8 at {small['CTranslate2, int8']:.1f}.",
         f"4 bits at batch 1 are {bits4[0]} times as fast on x86 and {bits4[1]} times on ARM, and 8 bits {bits8[0]} "
         f"and {bits8[1]} times. 4 bits are {theirs[0]} and {theirs[1]} times as fast as CTranslate2's int8.",
     ]
@@ -205,6 +209,32 @@ def dequantized_products() -> list[str]:
     ]
 
 
+def perplexity_of_quantized_weights() -> list[str]:
+    (tokens,) = {run["tokens"] for run in results("quantized-perplexity")["weights"].values()}
+    return [f"on its {tokens:,} validation tokens"]
+
+
+def conversations() -> list[str]:
+    run, base = results("chat"), results("language-model")
+    return [
+        f"makes a language model of {base['parameters']:,} parameters",
+        f"After {run['steps']:,} steps on {run['examples']['train']:,} conversations, {run['processor_seconds']} s of "
+        f"processor time, the loss is {run['evaluate']['loss']:.2f} per token of the replies to "
+        f"{run['examples']['validation']} questions that were held out",
+    ]
+
+
+def extensions() -> list[str]:
+    about, parts = results("extensions")["about"], results("extensions")["results"]
+    documents = [{units for seed in part["seeds"] for units in [seed["units"]]} for part in parts.values()]
+    assert documents == [{"87 documents"}] * 2 + [{"52 documents"}] * 2
+    return [
+        f"({about['parameters'] / 1e6:.1f} million parameters, trained at {about['trained_length']} for",
+        "The first two columns are over 87 documents with one factor of 4, the last two over 52 longer ones with one "
+        "of 8,",
+    ]
+
+
 def minutes() -> list[str]:
     return [f"{['one', 'two', 'three', 'four'][round(results('language-model')['seconds'] / 60) - 1]} minutes"]
 
@@ -229,6 +259,7 @@ def comparisons() -> list[str]:
 
 def streams() -> list[str]:
     run, offset = results("stream"), results("stream-offset")
+    limits = run["limits"]["1024"].values()  # of multiplications and of activations, one after the other
     million, billion = run["one stream, by phasor evaluate --stream"]
     assert (million["tokens"], billion["tokens"]) == (10**6, 10**9)
     assert million["peak_memory_bytes"] == billion["peak_memory_bytes"]
@@ -238,6 +269,7 @@ def streams() -> list[str]:
         f"on an H200: {billion['seconds']:.0f} s ({billion['tokens_per_second'] / 1e6:.1f} million tokens/s) in "
         f"chunks of {billion['chunk']:,}",
         f"The most memory in use was {billion['peak_memory_bytes']:,} bytes after 10^6 tokens and after 10^9.",
+        f"would take {1e-6 / sum(1 / limit for limit in limits):.1f} million tokens/s",
         "the loss from position 10^9 on is that from 0 on, within 1e-6 in float32.",
     ]
 
@@ -248,11 +280,12 @@ FINDINGS = {
         errors_on_a_gpu, rotary,
     ],
     "docs/training.md": [training_on_a_cpu, translation, the_default_run, minutes],
-    "docs/fine-tuning.md": [dequantized_products],
+    "docs/fine-tuning.md": [conversations, dequantized_products],
+    "docs/generation.md": [perplexity_of_quantized_weights],
     "docs/commands.md": [minutes],
     "README.md": [minutes],
     "docs/compare.md": [comparisons],
-    "docs/long-context.md": [streams],
+    "docs/long-context.md": [extensions, streams],
 }  # fmt: skip
 
 

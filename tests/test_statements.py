@@ -24,13 +24,16 @@ from phasor.evaluation.retrieval.evaluate import DEPTHS, TRIALS
 from phasor.evaluation.stream import GPU_CHUNK
 from phasor.evaluation.variants import SINK_TOKENS
 from phasor.generation.chat import REPLY_TOKENS
+from phasor.generation.engine.memory import SHARE_OF_GPU, SHARE_OF_HOST
+from phasor.generation.engine.prompt_list import MOST_ROWS
 from phasor.generation.runners import fused
 from phasor.lab import endpoints, server, workers
 from phasor.lab.views.extension import CONFIG_BYTES
 from phasor.nn.block import RECOMPILE_LIMIT
 from phasor.nn.positions.fire.config import FIREConfig
 from phasor.nn.positions.xpos.config import XPosConfig
-from phasor.ops.attention.blocks import BLOCK
+from phasor.nn.positions.xpos.module import FLOAT16_SPANS
+from phasor.ops.attention.blocks import BLOCK, MIN_BLOCK
 from phasor.ops.quantized.frozen import MAX_ROWS
 from phasor.parallel.hardware import (
     ATTENTION_SHARE,
@@ -61,6 +64,29 @@ def share(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
+def models(sizes: dict[str, int]) -> str:
+    layers = sizes["num_layers"]
+    return f"{layers} layer{'s' if layers > 1 else ''} of {sizes['dim']} features"
+
+
+def sizes_of(name: str) -> list[str]:
+    """A column of the table of sizes in docs/compare.md."""
+    texts = settings.SIZES[name]
+    lines = [
+        models(texts.model),
+        f"BPE, {texts.vocab_size:,} tokens",
+        f"{texts.length} tokens, {texts.steps:,} steps of {texts.batch_tokens:,}",
+    ]
+    for size, items in ((texts, "items"), (settings.size_for(name, "addition"), "digits")):
+        problems = f"{size.task_length} {items}, {size.task_steps:,} steps of {size.task_rows} problems"
+        lines += [models(size.task_model), problems]
+    return lines
+
+
+SIZE_ROWS = ["texts: model", "texts: vocabulary", "texts: trained at", "tasks: model", "tasks: trained to"]
+SIZE_ROWS += ["`addition`: model", "`addition`: trained to"]
+SMALL_AND_LARGE = dict(zip(SIZE_ROWS, zip(*map(sizes_of, settings.SIZES), strict=True), strict=True))
+
 # Bounds, defaults and shares: sentences about constants.
 CONSTANTS = {
     "docs/lab.md": [
@@ -72,13 +98,18 @@ CONSTANTS = {
         f"bounded by {server.FOLDER_SECONDS / 60:.0f} minutes alone",
         f"A `config.json` that is posted has at most {CONFIG_BYTES / 2**20:.0f} MiB",
     ],
-    "docs/serving.md": [f"a body above {MOST_BYTES / 2**20:.0f} MiB"],
+    "docs/serving.md": [
+        f"a body above {MOST_BYTES / 2**20:.0f} MiB",
+        f"into a {['fifth', 'quarter'][SHARE_OF_HOST == 1 / 4]} of the host's memory, or "
+        f"{['half', 'four fifths'][SHARE_OF_GPU == 4 / 5]} of what a GPU has free.",
+    ],
     "docs/checkpoints.md": [
         f"with {template_worker.SECONDS:.0f} s of the processor per text, {template_worker.MEMORY / 2**20:.0f} MiB of "
         f"memory and {template_worker.OUTPUT:,} characters.",
         f"so is one of more than {TEMPLATE_BYTES / 2**20:.0f} MiB.",
     ],
     "docs/generation.md": [
+        f"More than {MOST_ROWS} prompts are computed by an [engine](serving.md#the-engine), {MOST_ROWS} at once:",
         f"by default what the folder says, or else {REPLY_TOKENS:,} or what is left",
         f"a Triton kernel multiplies up to {MAX_ROWS} rows by the weights as they are",
     ],
@@ -109,6 +140,7 @@ CONSTANTS = {
         f"The loss is measured at {listed(settings.LENGTHS)} times the trained length",
         f"tested on problems of {listed(settings.SIZES_TESTED)} times as many",
         f"The default is `{settings.TEXT_SCHEMES}`.",
+        *(f"| {row} | {SMALL_AND_LARGE[row][0]} | {SMALL_AND_LARGE[row][1]} |" for row in SMALL_AND_LARGE),
         f"bases of {listed(questions.BASES)}; that of `rotary` is 10,000",
         f"A {['tenth', 'fifth'][texts.HELD_OUT > 0.1]} of the documents is held out",
     ],
@@ -124,7 +156,10 @@ CONSTANTS = {
     "docs/positions.md": [
         f"Up to the position `L` ({FIREConfig().threshold:.0f} at first)",
         f"a sequence that spans more than {XPosConfig().max_positions:,} positions",
+        f"Attention goes in blocks of {BLOCK} queries, {MIN_BLOCK} with gradients, over all of their keys",
+        f"computed block by block, for {MIN_BLOCK} queries at a time in training,",
         f"`decay` is the {XPosConfig().decay:.0f};",
+        f"`c` is {XPosConfig().max_positions // (2 * FLOAT16_SPANS):,} after the first position of the row or document",
     ],
     "docs/design.md": [
         f"**Blocks** process the queries {BLOCK} at a time.",
