@@ -66,7 +66,7 @@ def test_masks_and_biases_are_never_square(name, shape, window, given):
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder"])
-@pytest.mark.parametrize("name", ["shaw", "shaw-bert", "disentangled", "transformerxl", "cope"])
+@pytest.mark.parametrize("name", ["shaw", "shaw-bert", "disentangled", "transformerxl", "cope", "profiles"])
 def test_products_with_vectors_of_the_distance_are_never_square(name, shape):
     check_nothing_square(tiny(name, **NARROW, shape=shape), **GIVEN["left padding"])
     model = build(tiny(name, **NARROW, shape=shape))

@@ -49,6 +49,8 @@ MODELS = {
     "transformerxl": {"position": "transformerxl"},
     "pope": {"position": "pope", "num_kv_heads": 2},
     "cope": {"position": {"kind": "cope", "max_position": 9}},
+    "profiles": {"position": {"kind": "profiles", "extent": 9, "rank": 3, "log_floor": 5}, "num_kv_heads": 2},
+    "rotated output": {"position": {"kind": "rotary", "rotate_values": True, "rotate_output": True}},
     "disentangled": {"position": {"kind": "disentangled", "position_buckets": 8, "max_relative_positions": 12}},
     "shared projections": {"position": {"kind": "disentangled", "share_att_key": True, "norm_rel_ebd": False}},
     "latent": {"position": "rotary", "norm": "rmsnorm", "attention": {"kind": "latent", "q_rank": 12}},
