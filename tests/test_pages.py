@@ -215,11 +215,31 @@ LISTINGS = [
         "options",
         others=True,
     ),
+    *(
+        listing("CHANGELOG.md", "Added", item(f"{words}:"), CHOICES[group].kinds, group)
+        for group, words in {
+            "attention": "Attention",
+            "activations": "Activations, plain and gated",
+            "norms": "Norms",
+            "placements": "Placements of norms",
+            "heads": "Heads",
+            "initializations": "Initializations",
+            "schedules": "Learning rate schedules",
+        }.items()
+    ),
     listing("CHANGELOG.md", "Added", item("Position schemes:"), PositionConfig.kinds, "position schemes"),
     listing("CHANGELOG.md", "Added", item("Context extensions"), EXTENSION_CLASSES, "extensions"),
     listing("CHANGELOG.md", "Added", item("Sparse attention:"), phasor.kinds("sparse"), "sparse patterns", others=True),
     listing("CHANGELOG.md", "Added", item("Presets:"), phasor.kinds("presets"), "presets"),
     listing("CHANGELOG.md", "Added", item("Recipes"), recipe_names(), "recipes", others=True),
+    listing(
+        "CHANGELOG.md",
+        "Added",
+        lambda text: set(re.findall(r"\w+", text)),
+        (name for name in phasor.__all__ if not name.endswith(("Config", "Schedule"))),
+        "public names",
+        others=True,
+    ),
     listing(
         "CHANGELOG.md",
         "Added",
