@@ -277,6 +277,7 @@ def test_the_command(tmp_path, capsys):
         (old({**SECTIONS, "mrope_section": [10**12, 4, 4], "mrope_interleaved": True}), "from 0 to 65,536"),
         (old({**SECTIONS, "mrope_section": ["8"]}), "rope_scaling.mrope_section must be a list of integers"),
         (new(V5, rope_theta="1e6"), "rope_theta must be a number"),
+        (old("yarn"), "rope_scaling must be an object, not 'yarn'"),
     ],
 )
 def test_values_of_another_type_are_refused_by_name(config, named, tmp_path):

@@ -125,8 +125,10 @@ def above_zero(value: float | None, name: str) -> float | None:
 def blocks(config: dict[str, Any], name: str) -> Iterator[RopeSettings]:
     """The blocks of rotary settings under one name: one of all layers, or one of each type of layer."""
     fields = config.get(name)
-    if not isinstance(fields, dict):
+    if fields is None:
         return
+    if not isinstance(fields, dict):
+        raise ValueError(f"{name} must be an object, not {repr(fields)[:40]}")
     nested = {key: value for key, value in fields.items() if isinstance(value, dict)}
     if not nested:
         yield RopeSettings(name, fields, config)
