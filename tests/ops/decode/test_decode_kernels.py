@@ -253,6 +253,82 @@ def check_attention(case, splits, has_sink_logits, bias=None):
         torch.testing.assert_close(cache.double(), expected, atol=2e-6, rtol=0, equal_nan=True)
 
 
+PAGED = {
+    # tokens of each row, page size, pages of a row, kv heads, queries per kv head, head dim, window, sinks
+    "one page": ([0, 3, 7], 8, 1, 1, 2, 8, None, 0),
+    "some pages": ([0, 1, 4, 17, 39], 4, 10, 2, 3, 12, None, 0),
+    "pages of 3": ([5, 29], 3, 10, 1, 2, 8, None, 0),
+    "window": ([0, 3, 4, 5, 11, 12, 40, 1003], 4, 4, 2, 2, 8, 5, 0),
+    "window of one": ([0, 9], 4, 3, 1, 2, 8, 1, 0),
+    "window and sinks": ([0, 4, 5, 6, 8, 9, 27, 28, 1003], 4, 6, 2, 2, 8, 7, 5),
+    "a page of sinks": ([2, 9, 50], 2, 5, 1, 1, 8, 4, 2),
+}
+
+
+@pytest.mark.parametrize("rows", ["no bias", "one bias for all", "a bias for each"])
+@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("case", PAGED)
+def test_attention_over_pages(case, splits, rows):
+    """Only pages of visible tokens are read, in any order; a row without pages sees its own token and keeps nothing."""
+    held, size, width, groups, shared, dim, window, sinks = PAGED[case]
+    held, first = [*held, 0], -(-sinks // size)
+    count, num_slots, heads = len(held), width * size, groups * shared
+    bias = None if rows == "no bias" else 3 * randn(1 if rows == "one bias for all" else count, heads, num_slots)
+    qkv, sink_logits = randn(count, groups * (shared + 2) * dim), randn(heads)
+    inc = torch.randint(-(2**62), 2**62, (dim // 2,))
+    pages = 1 + torch.randperm(count * width).view(count, width).int()
+    pages[-1] = 0
+    keys, values = (torch.full((1 + count * width, size, groups, dim), math.nan) for _ in range(2))
+    expected, positions = torch.empty(count, groups, shared, dim, dtype=torch.float64), torch.tensor(held) + 2**36
+    written = []
+    for row, length in enumerate(held):
+        heads_of_row = qkv[row].view(groups, shared + 2, dim).double()
+        cos, sin = cos_sin_of(positions[row], inc, torch.float64)
+        q, new, value = heads_of_row[:, :shared], heads_of_row[:, shared], heads_of_row[:, -1]
+        q, new = (phasor.ops.rope.rotate_pairs_ref(t, cos, sin, "half") for t in (q, new))
+        own_keys, own_values, slots = [], [], []
+        for token in range(length + 1):
+            if window is not None and token >= sinks and length - token >= window:
+                continue
+            block = token // size if token // size < first else first + (token // size - first) % (width - first)
+            slots.append(block * size + token % size)
+            own = (new, value) if token == length else (randn(groups, dim), randn(groups, dim))
+            if token == length:
+                written.append((int(pages[row, block]), token % size, own))
+            else:
+                keys[pages[row, block], token % size], values[pages[row, block], token % size] = own
+            own_keys.append(own[0].double())
+            own_values.append(own[1].double())
+        k, v = torch.stack(own_keys, dim=1), torch.stack(own_values, dim=1)  # [K, tokens, D]
+        scores = 0.3 * q @ k.mT
+        if bias is not None:
+            scores += bias.double()[min(row, len(bias) - 1)].view(groups, shared, num_slots)[:, :, slots]
+        scores = torch.cat((scores, sink_logits.double().view(groups, shared, 1)), dim=-1)
+        expected[row] = scores.softmax(-1)[..., :-1] @ v
+    expected = expected.view(count, -1)
+    after = [x.double() for x in (keys, values)]
+    for page, offset, own in written:
+        if page:
+            after[0][page, offset], after[1][page, offset] = own
+    workspace = decode_attention.SplitKWorkspace(count, groups, shared, dim, DEVICE)
+    workspace.splits = min(workspace.splits, splits)
+    given = {"scale": 0.3, "rope": RotaryArgs(inc, 1.0, dim, False), "sink_logits": sink_logits, "bias": bias}
+    given |= {"sink_tokens": sinks, "pages": pages, "window": window}
+    wide = keys.double(), values.double()
+    lengths, out = torch.tensor(held), torch.empty(count, heads * dim)
+    reference = decode_attention_ref(qkv.double(), *wide, lengths, positions, **given)
+    assert relative_change(reference, expected) < 1e-12
+    tiles = decode_attention.KVTiles(16 if splits == 1 or ON_GPU else 8, 1, 1)  # compiled products take 16 at least
+    found = decode_attention.decode_attention(
+        qkv, keys, values, lengths, positions, out, workspace, tiles=tiles, **given
+    )
+    assert relative_change(found.double(), expected) < 2e-6
+    assert int(workspace.arrived.abs().sum()) == 0
+    for found_cache, reference_cache, exact in zip((keys, values), wide, after, strict=True):
+        torch.testing.assert_close(reference_cache, exact, atol=1e-12, rtol=0, equal_nan=True)
+        torch.testing.assert_close(found_cache.double(), exact, atol=2e-6, rtol=0, equal_nan=True)
+
+
 @pytest.mark.cpu_only("a compiled kernel cannot call back into the test")
 @pytest.mark.parametrize("splits", [1, 3])
 def test_inputs_are_read_only_after_pdl_wait(splits, monkeypatch):

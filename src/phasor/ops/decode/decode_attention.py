@@ -3,6 +3,8 @@
 The query heads of a group read their shared keys together. A row's keys are split among programs as evenly as its
 length allows, which is read on the device, so that one launch serves all lengths. The last program of a row to finish
 combines the partial softmaxes. Keys that fit into one tile are not split, and nothing has to be combined.
+
+A row's slots follow each other in memory, or are in the pages of its row of a page table.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -60,12 +62,26 @@ def load_norm_weight(weight_ptr, stride, head, offs_d, mask):
 
 @triton.jit
 def load_kv(
-    k_ptr, v_ptr, start, stop, new_slot, stride_t, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+    k_ptr, v_ptr, pages_ptr, start, stop, held, new_slot, ring_size, sink_slots, sink_tokens, window, stride_t,
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile of slots, and which of them are visible: not the slot of the new token."""
+    """Keys and values of a tile of slots, and which of them are visible: not the slot of the new token.
+
+    With pages the ring has more slots than the window, `held` of all slots have a token, and `window` is None where
+    all tokens are visible.
+    """
     slots, offs_d = start + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)[None, :]
     visible = (slots < stop) & (slots != new_slot)
-    offsets, mask = slots.to(tl.int64)[:, None] * stride_t + offs_d, visible[:, None] & (offs_d < HEAD_DIM)
+    if PAGE_SIZE > 0:
+        if window is not None:
+            distance = tl.where(slots > new_slot, new_slot + ring_size, new_slot) - slots
+            distance = tl.where(slots < sink_slots, held - slots, distance)
+            visible = visible & ((distance < window) | (slots < sink_tokens))
+        page = tl.load(pages_ptr + slots // PAGE_SIZE, mask=visible, other=0)
+        index = page.to(tl.int64) * PAGE_SIZE + slots % PAGE_SIZE
+    else:
+        index = slots.to(tl.int64)
+    offsets, mask = index[:, None] * stride_t + offs_d, visible[:, None] & (offs_d < HEAD_DIM)
     return tl.load(k_ptr + offsets, mask=mask, other=0.0), tl.load(v_ptr + offsets, mask=mask, other=0.0), visible
 
 
@@ -87,11 +103,13 @@ def attend_tile(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def decode_attention_kernel(
-    qkv_ptr, k_cache_ptr, v_cache_ptr, lengths_ptr, positions_ptr, increments_ptr, rotary_factor,
+    qkv_ptr, k_cache_ptr, v_cache_ptr, pages_ptr, stride_pages, lengths_ptr,
+    positions_ptr, increments_ptr, rotary_factor,
     q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, sink_logits_ptr, scale,
     bias_ptr, stride_bb, stride_bh, stride_bt,
-    partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, num_splits,
-    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
+    partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, window, num_splits,
+    PAGE_SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -101,14 +119,15 @@ def decode_attention_kernel(
     num_kv_heads = tl.num_programs(1)
     length = tl.load(lengths_ptr + row)  # tokens before the new one
     held = tl.minimum(length, num_slots).to(tl.int32)
-    new_slot = tl.where(length < sink_tokens, length, sink_tokens + (length - sink_tokens) % ring_size).to(tl.int32)
+    sink_slots = num_slots - ring_size
+    new_slot = tl.where(length < sink_slots, length, sink_slots + (length - sink_slots) % ring_size).to(tl.int32)
     split_size = tl.maximum(tl.cdiv(tl.cdiv(held, num_splits), BLOCK_N), 1) * BLOCK_N
     used_splits = tl.maximum(tl.cdiv(held, split_size), 1)
     if split >= used_splits:
         return
 
-    # Before the wait it reads lengths, phases and weights and, with PREFETCH, its first keys. No kernel since the first
-    # one of the step writes them, and that one, the embedding lookup, begins when all kernels before it have ended.
+    # Before the wait it reads lengths, pages, phases, weights and, with PREFETCH, its first keys. No kernel since the
+    # first one of the step writes them; that one, the embedding lookup, begins when all kernels before it have ended.
     head, d = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)
     lane, offs_d = tl.arange(0, BLOCK_M), d[None, :]
     q_mask = (head < GROUP_SIZE) & (offs_d < HEAD_DIM)
@@ -135,12 +154,17 @@ def decode_attention_kernel(
     if sink_logits_ptr is not None:
         sink_ptrs = sink_logits_ptr + kv_head * GROUP_SIZE + lane
         sink = tl.load(sink_ptrs, mask=lane < GROUP_SIZE, other=0.0).to(tl.float32) * 1.4426950408889634
-    offset = (row * num_slots * num_kv_heads + kv_head) * HEAD_DIM
+    offset, first_page_ptr = (row * num_slots * num_kv_heads + kv_head) * HEAD_DIM, pages_ptr
+    new_index = new_slot.to(tl.int64)
+    if PAGE_SIZE > 0:
+        offset, first_page_ptr = kv_head * HEAD_DIM, pages_ptr + row * stride_pages
+        new_index = tl.load(first_page_ptr + new_slot // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + new_slot % PAGE_SIZE
     begin, stop = split * split_size, tl.minimum((split + 1) * split_size, held)
     if PREFETCH:
         k, v, visible = load_kv(
-            k_cache_ptr + offset, v_cache_ptr + offset, begin, stop, new_slot, num_kv_heads * HEAD_DIM,
-            HEAD_DIM, BLOCK_N, BLOCK_D,
+            k_cache_ptr + offset, v_cache_ptr + offset, first_page_ptr, begin, stop, held, new_slot,
+            ring_size, sink_slots, sink_tokens, window, num_kv_heads * HEAD_DIM,
+            PAGE_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     pdl_wait_alone(USE_PDL)
 
@@ -181,8 +205,10 @@ def decode_attention_kernel(
         l_i = new_weight + tl.exp2(sink - m_i)
         acc *= new_weight[:, None]
     m_i, l_i, acc = tl.where(first, m_i, -1e30), tl.where(first, l_i, 0.0), tl.where(first, acc, 0.0)
-    new_offset = offset + new_slot.to(tl.int64) * num_kv_heads * HEAD_DIM + offs_d + head * 0
+    new_offset = offset + new_index * num_kv_heads * HEAD_DIM + offs_d + head * 0
     new_mask = k_mask & (head + split == 0)  # from the first row of the first program
+    if PAGE_SIZE > 0:
+        new_mask = new_mask & (new_index >= PAGE_SIZE)  # a row without a page keeps nothing
     tl.store(k_cache_ptr + new_offset, new_key.to(k_cache_ptr.dtype.element_ty), mask=new_mask)
     tl.store(v_cache_ptr + new_offset, new_value, mask=new_mask)
     if PREFETCH:
@@ -194,8 +220,9 @@ def decode_attention_kernel(
     if begin < stop:  # else the loop's first loads would be prepared for nothing
         for start in tl.range(begin, stop, BLOCK_N, num_stages=NUM_STAGES):
             k, v, visible = load_kv(
-                k_cache_ptr + offset, v_cache_ptr + offset, start, stop, new_slot, num_kv_heads * HEAD_DIM,
-                HEAD_DIM, BLOCK_N, BLOCK_D,
+                k_cache_ptr + offset, v_cache_ptr + offset, first_page_ptr, start, stop, held, new_slot,
+                ring_size, sink_slots, sink_tokens, window, num_kv_heads * HEAD_DIM,
+                PAGE_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D,
             )  # fmt: skip
             acc, l_i, m_i = attend_tile(
                 q, k, v, visible, scale, bias_ptr, start, stride_bh, stride_bt, acc, l_i, m_i,
@@ -258,6 +285,8 @@ def decode_attention(
     sink_logits: Tensor | None = None,
     bias: Tensor | None = None,
     sink_tokens: int = 0,
+    pages: Tensor | None = None,
+    window: int | None = None,
     tiles: KVTiles | None = None,
     pdl: bool = False,
 ) -> Tensor:
@@ -267,8 +296,16 @@ def decode_attention(
     `sink_tokens` slots keep their tokens, and the others are a ring buffer. `sink_logits [H]` are scores without a
     value. `bias [B or 1, H, slots]` is added to the scores, with what the new token gets at its slot. The result,
     `[B, H * D]`, is written to `out`.
+
+    With `pages [B, n]` of 32 bits, the slots of a row are those of its pages, one after the other, in a cache
+    `[pages, page_size, K, D]`. Whole pages have the sinks, and the ring has room for more than the `window` tokens that
+    are visible. A row whose new token falls into page 0 keeps nothing.
     """
-    rows, num_slots, num_kv_heads, head_dim = k_cache.shape
+    num_slots, num_kv_heads, head_dim = k_cache.shape[1:]
+    rows, page_size, stride_pages, ring_size = len(lengths), 0, 0, num_slots - sink_tokens
+    if pages is not None:
+        page_size, num_slots, stride_pages = num_slots, num_slots * pages.shape[1], pages.stride(0)
+        ring_size = num_slots - triton.cdiv(sink_tokens, page_size) * page_size
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
     tiles = tiles or choose_kv_tiles(workspace.splits, head_dim, k_cache.element_size())
     splits = max(1, min(workspace.splits, triton.cdiv(num_slots, tiles.block_n)))
@@ -277,11 +314,11 @@ def decode_attention(
     increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
     bias_strides = (0, 0, 0) if bias is None else (stride_or_0(bias, 0), bias.stride(1), bias.stride(2))
     decode_attention_kernel[(splits, num_kv_heads, rows)](
-        qkv, k_cache, v_cache, lengths, positions, increments, factor,
+        qkv, k_cache, v_cache, pages, stride_pages, lengths, positions, increments, factor,
         q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
         bias, *bias_strides,
-        workspace.acc, workspace.stats, workspace.arrived, out, num_slots, num_slots - sink_tokens, sink_tokens, splits,
-        GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
+        workspace.acc, workspace.stats, workspace.arrived, out, num_slots, ring_size, sink_tokens, window, splits,
+        PAGE_SIZE=page_size, GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
         BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size)),
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_N=tiles.block_n,
         BLOCK_SPLITS=triton.next_power_of_2(workspace.splits), NUM_STAGES=tiles.num_stages,

@@ -174,6 +174,8 @@ def decode_attention_ref(
     sink_logits: Tensor | None = None,
     bias: Tensor | None = None,
     sink_tokens: int = 0,
+    pages: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of one new token per row, `[B, H * D]`; its key and value are written to the cache.
 
@@ -182,11 +184,21 @@ def decode_attention_ref(
     `sink_logits [H]` are scores that take part in the softmax and have no value. `bias [B or 1, H, slots]` is added to
     the scores.
 
+    With `pages [B, n]` the slots of a row are those of its pages in a cache `[pages, page_size, K, D]`. Whole pages
+    have the sinks, the ring has room for more than the `window` tokens that are visible, and what falls into page 0 is
+    not kept.
+
     >>> qkv, cache = torch.tensor([[1.0, 0.0, 0.0, 0.0, 5.0, 7.0]]), torch.zeros(1, 4, 1, 2)  # all scores are equal
     >>> decode_attention_ref(qkv, cache, cache.clone(), torch.tensor([1]), torch.tensor([1]), scale=1.0).tolist()
     [[2.5, 3.5]]
     """
-    batch, num_slots, num_kv_heads, head_dim = k_cache.shape
+    batch, page_size, num_kv_heads, head_dim = len(qkv), *k_cache.shape[1:]
+    rows, last, sink_slots = torch.arange(batch, device=qkv.device), lengths[:, None], sink_tokens
+    table = rows[:, None] if pages is None else pages
+    if pages is not None:
+        sink_slots = -(-sink_tokens // page_size) * page_size
+    num_slots = table.shape[1] * page_size
+    ring_size = num_slots - sink_slots
     new = qkv.view(batch, num_kv_heads, -1, head_dim)
     q, k, v = new[:, :, :-2], new[:, :, -2], new[:, :, -1]  # [B, K, G, D], [B, K, D], [B, K, D]
     if qk_norm is not None:
@@ -196,13 +208,21 @@ def decode_attention_ref(
     if rope is not None:
         q = _rotate_ref(q, positions[:, None, None], rope)
         k = _rotate_ref(k, positions[:, None], rope)
-    slot = torch.where(
-        lengths < sink_tokens, lengths, sink_tokens + (lengths - sink_tokens) % (num_slots - sink_tokens)
-    )
-    rows = torch.arange(batch, device=qkv.device)
-    k_cache[rows, slot], v_cache[rows, slot] = k.to(k_cache.dtype), v.to(v_cache.dtype)
-    held = torch.arange(num_slots, device=qkv.device) < (lengths + 1)[:, None]  # [B, slots]
-    keys, values = (torch.where(held[..., None, None], cache, 0.0).to(q.dtype) for cache in (k_cache, v_cache))
+    slot = torch.where(lengths < sink_slots, lengths, sink_slots + (lengths - sink_slots) % ring_size)
+    slots = torch.arange(num_slots, device=qkv.device)
+    token = torch.where(slots < sink_slots, slots, last - (last - slots) % ring_size)  # the last one of each slot
+    held = (token >= slots.clamp(max=sink_slots)) & (token <= last)  # [B, slots]
+    if window is not None:
+        held &= (last - token < window) | (token < sink_tokens)
+    page, offset = table[rows, slot // page_size], slot % page_size
+    kept = rows if pages is None else page.nonzero()[:, 0]
+    given = []
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        cache[page[kept], offset[kept]] = x[kept].to(cache.dtype)
+        found = cache[table].flatten(1, 2)  # [B, slots, K, D]
+        found[rows, slot] = x.to(cache.dtype)
+        given.append(torch.where(held[..., None, None], found, 0.0).to(q.dtype))
+    keys, values = given
     scores = scale * torch.einsum("bkgd,bskd->bkgs", q, keys)
     scores = scores if bias is None else scores + bias.unflatten(1, scores.shape[1:3])
     scores = scores.masked_fill(~held[:, None, None], -math.inf)
