@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import phasor
 from phasor.generation.runners import RETAINED, STEP_RUNNERS, StepSpec, cuda_graph, fused
 from phasor.generation.runners.cuda_graph import LOOKAHEAD, StepBuffers, run_async
+from phasor.kv_cache.paged import PagedKVCache
 from phasor.kv_cache.static import StaticKVCache
+from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.ops import constants, dispatch
 from phasor.ops.decode import experts_one_row, gemv
 
@@ -138,6 +140,42 @@ def check_logits(name: str, rows: int) -> None:
             assert relative_change(logits, expected) < 3e-6
             assert buffers.tokens.tolist() == logits.argmax(-1).tolist() == buffers.history[position - 6].tolist()
         assert buffers.cache.counts.tolist() == [n + 4 for n in real.sum(-1).tolist()]
+
+
+@pytest.mark.sample(12)
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize("most", [16, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_the_fused_step_over_pages(name, most, monkeypatch):
+    """Steps of rows of a paged cache, of changing rows in changing order, and of one that only fills them up."""
+    monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
+    model = build(tiny("rotary", **{"embedding": phasor.EmbeddingConfig(tied=False), "num_layers": 1, **MODELS[name]}))
+    ids, sizes = tokens(4, 20), [6, 1, 13, 3]
+    with torch.inference_mode():
+        expected = model(ids)
+        cache = PagedKVCache(model.config, max_rows=4, pages=40, page_size=4, most_new=3, device=DEVICE)
+        rows = [cache.new_row() for _ in sizes][::-1]
+        for row, own, size in zip(rows, ids, sizes, strict=True):
+            for start in range(0, size, 3):
+                piece = own[None, start : min(start + 3, size)]
+                cache.reserve(row, piece.shape[1])
+                model(piece, cache=cache.call([row]))
+        steps = StaticPagedKVCache(cache, 3, blocks=6)
+        buffers = StepBuffers(steps)
+        step = fused.FusedStep(model, buffers)
+        for chosen in ([0, 1, 2], [2, 0], [3], [1, 3, 2], [2, 1, 3], [0, 2, 3], [2, 3, 0]):
+            fed = [rows[i].count for i in chosen]
+            for i in chosen:
+                cache.reserve(rows[i], 1)
+            steps.set_rows([rows[i] for i in chosen])
+            buffers.tokens.zero_()
+            buffers.tokens[: len(chosen)] = ids[chosen, fed]
+            logits = step()[: len(chosen)]
+            cache.commit([rows[i] for i in chosen], [1] * len(chosen))
+            assert relative_change(logits, expected[chosen, fed]) < 1e-5
+            assert buffers.tokens[: len(chosen)].tolist() == logits.argmax(-1).tolist()
+    for tensors in cache.layers:
+        assert not any(x[0].any() for x in tensors.values())  # the page of rows that have none
 
 
 @pytest.mark.usefixtures("large_tiles")

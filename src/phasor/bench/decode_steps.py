@@ -9,6 +9,7 @@ import torch
 from phasor.bench.study import Study
 from phasor.generation.runners import STEP_RUNNERS, StepSpec, runs_cuda_graph
 from phasor.generation.runners.cuda_graph import CudaGraphRunner
+from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.moe import Experts
 from phasor.transformer import Transformer
 
@@ -47,7 +48,7 @@ def graph_runner(study: Study, spec: StepSpec) -> CudaGraphRunner:
 
 def fill_cache(runner: CudaGraphRunner, context: int) -> None:
     """Let the cache of a runner hold as many random tokens as the context."""
-    cache = runner.buffers.cache
+    cache = cast(StaticKVCache, runner.buffers.cache)
     for tensors in (*cache.layers, *cache.states):
         for x in tensors.values():
             if x.is_floating_point():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -188,6 +188,7 @@ class PageTable:
         return self.entries[rows[:, None], self.place(block)] * self.page_size + tokens % self.page_size
 
 
-def to_device(x: np.ndarray, device: torch.device) -> Tensor:
-    """Integers of the host as a tensor."""
-    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64)).to(device)
+def to_device(x: np.ndarray, device: torch.device, dtype: type[np.signedinteger[Any]] = np.int64) -> Tensor:
+    """Integers of the host as a tensor. On a GPU the host goes on before they are there."""
+    host = torch.from_numpy(np.ascontiguousarray(x, dtype=dtype))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

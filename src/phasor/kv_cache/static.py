@@ -6,6 +6,7 @@ So one compiled graph or one CUDA graph serves all steps of one token per row, a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,6 +114,10 @@ class StaticKVCache:
         for tensors in filter(None, self.layers):
             reorder_cache(tuple(tensors.values()), order, self.counts, beams)
         reorder_cache_ref([x for states in self.states for x in states.values()], order, self.counts, beams)
+
+    def kernel_args(self, index: int) -> dict[str, Any]:
+        """Where the decode kernels find what a layer keeps."""
+        return {"sink_tokens": self.layouts[index].sinks}
 
     def sequence_info(self, tokens: Tensor, args: SequenceArgs) -> SequenceInfo:
         """One token per row, right after those held."""

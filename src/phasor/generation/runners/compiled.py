@@ -22,11 +22,12 @@ from torch.nn.modules import module as hooks
 from phasor.generation.runners.eager import EagerRunner, last_logits
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.static import StaticKVCache
+from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.nn.adapted import has_other_hooks
 from phasor.transformer import Stack, Transformer
 
 
-def static_step(model: Transformer, cache: StaticKVCache, tokens: Tensor) -> Tensor:
+def static_step(model: Transformer, cache: StaticKVCache | StaticPagedKVCache, tokens: Tensor) -> Tensor:
     """Feed one token per row `[B]`; the logits `[B, vocab]` after it."""
     return last_logits(model, model.decode(tokens[:, None], cache.memory, cache=cache))
 

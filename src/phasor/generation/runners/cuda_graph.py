@@ -21,6 +21,7 @@ from phasor.generation.runners.protocol import StepSpec, round_length
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.static import StaticKVCache
+from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.nn.adapted import adapters_of, has_other_hooks
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
@@ -55,7 +56,7 @@ def run_async(steps: AsyncSteps, max_steps: int | None) -> Iterator[list[int]]:
 class StepBuffers:
     """The tensors that steps share: the static cache, the tokens of the next step, and those of the latest steps."""
 
-    def __init__(self, cache: StaticKVCache) -> None:
+    def __init__(self, cache: StaticKVCache | StaticPagedKVCache) -> None:
         self.cache = cache
         self.tokens = torch.zeros_like(cache.counts)
         self.history = self.tokens.new_zeros(LOOKAHEAD + 2, len(self.tokens))  # tokens by step, in a ring
@@ -72,7 +73,8 @@ class StepBuffers:
 class CudaGraphRunner:
     """A cache and the step over it as a CUDA graph, reused for all requests of similar length.
 
-    On the CPU, which tests use, the step runs without a graph.
+    Over the pages of another cache there are steps alone, no prompts. On the CPU, which tests use, the step runs
+    without a graph.
     """
 
     has_fixed_rows = True
@@ -82,10 +84,7 @@ class CudaGraphRunner:
         self.model = weakref.ref(model)
         self.device = model.tokens.weight.device
         self.lengths, self.nbytes = spec.lengths, graph_bytes(spec)
-        self.empty_cache = model.new_cache(spec.rows, round_length(spec.max_length))
-        source_length = None if model.encoder is None else round_source(spec.source_length)
-        cache = StaticKVCache(self.empty_cache, source_length=source_length, length=planned_length(spec))
-        self.buffers = StepBuffers(cache)
+        self.buffers = StepBuffers(self._build_cache(spec) if spec.pages is None else spec.pages)
         self.launched = self.num_read = 0
         on_gpu = self.device.type == "cuda"
         self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
@@ -98,6 +97,11 @@ class CudaGraphRunner:
             self.constants = cached_constants()  # the graph reads them but does not keep them alive
         else:
             self.run = body
+
+    def _build_cache(self, spec: StepSpec) -> StaticKVCache:
+        self.empty_cache = spec.model.new_cache(spec.rows, round_length(spec.max_length))
+        source_length = None if spec.model.encoder is None else round_source(spec.source_length)
+        return StaticKVCache(self.empty_cache, source_length=source_length, length=planned_length(spec))
 
     def build_step(self, model: Transformer, compile: bool) -> Callable[[], Tensor]:
         """One step on the buffers."""
@@ -114,10 +118,10 @@ class CudaGraphRunner:
         """The step after the rows of its cache have been reordered, where they are beams."""
         if beams == 1:
             return step
-        buffers = self.buffers
+        cache, order = cast(StaticKVCache, self.buffers.cache), self.buffers.order
 
         def run_reordered_step() -> Tensor:
-            buffers.cache.reorder(buffers.order, beams)
+            cache.reorder(order, beams)
             return step()
 
         return run_reordered_step
@@ -135,7 +139,7 @@ class CudaGraphRunner:
         assert model is not None
         cache = self._new_cache()
         logits = prefill(model, cache, prompts, memory, positions)
-        self.buffers.cache.continue_from(cache)
+        cast(StaticKVCache, self.buffers.cache).continue_from(cache)
         self.num_read = self.launched
         self.buffers.step_index.fill_(self.launched)
         return logits
@@ -241,7 +245,11 @@ def experts_why_not(spec: StepSpec) -> str | None:
 
 
 def length_why_not(spec: StepSpec) -> str | None:
-    """Why steps whose frequencies depend on the length are no CUDA graph."""
+    """Why steps over pages of sources, and those whose frequencies depend on the length, are no CUDA graph."""
+    if spec.pages is not None:
+        if spec.model.encoder is not None:
+            return "sources of rows that come and go are of any length"
+        return compiled.compiled_step_why_not(spec.model)
     if len({frequency_tables(spec.model, length) for length in set(row_lengths(spec))}) > 1:
         return "rows are planned for different lengths, which frequencies depend on"
     return compiled.compiled_step_why_not(spec.model) if spec.compile else None

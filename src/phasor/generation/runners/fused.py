@@ -21,6 +21,7 @@ from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.kv_cache.static import StaticKVCache
+from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.nn.adapted import adapters_of
 from phasor.nn.attention.base import AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
@@ -172,7 +173,7 @@ class FusedAttention(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    sinks: int
+    slots: dict[str, Any]  # where a row's tokens are
     rope: RotaryArgs | None
     qk_norm: QKNormArgs | None
     sink_logits: Tensor | None
@@ -292,8 +293,8 @@ class FusedStep:
             qk_norm=parts.qk_norm,
             sink_logits=parts.sink_logits,
             bias=bias_row(ctx, biases) if parts.adds_bias and ctx is not None else None,
-            sink_tokens=parts.sinks,
             pdl=self.pdl,
+            **parts.slots,
         )
         self.add(heads, attention.out, x)
 
@@ -405,7 +406,7 @@ def layers_of(stack: Stack) -> list[tuple[Layer, Block]]:
     return list(zip(stack.layers, (cast(Block, block) for block in stack.blocks), strict=True))
 
 
-def attention_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedAttention | None:
+def attention_parts(stack: Stack, cache: StaticKVCache | StaticPagedKVCache, index: int) -> FusedAttention | None:
     """What the step needs of a layer's attention; None where no kernel computes it."""
     layer, block = layers_of(stack)[index]
     if attention_why_not(layer, block) is not None:
@@ -417,4 +418,4 @@ def attention_parts(stack: Stack, cache: StaticKVCache, index: int) -> FusedAtte
         q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
         qk_norm = QKNormArgs(cast(Tensor, q.weight), cast(Tensor, k.weight), q.offset, q.eps)
     adds_bias = "scores" in layer.position.acts_on
-    return FusedAttention(keys, values, cache.layouts[index].sinks, rope, qk_norm, attention.sinks, adds_bias)
+    return FusedAttention(keys, values, cache.kernel_args(index), rope, qk_norm, attention.sinks, adds_bias)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
+from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.transformer import Transformer
 
 ENDLESS = 1 << 62  # the length of a cache whose layers all have windows
@@ -48,7 +49,8 @@ class StepSpec:
 
     `lengths` are the planned lengths of the rows, `max_length` unless given. `beams` rows each belong to one beam
     search, and `source_length` is that of the longest source of an encoder-decoder. `compile` asks for compiled steps.
-    `like` is a tensor on the device of the steps where a model without storage stands in for one that is there.
+    `like` is a tensor on the device of the steps where a model without storage stands in for one that is there. `pages`
+    is the cache of steps over rows of a paged cache, which another cache has read the prompts of.
     """
 
     model: Transformer
@@ -59,6 +61,7 @@ class StepSpec:
     beams: int = 1
     source_length: int = LENGTH_MULTIPLE
     like: Tensor | None = field(default=None, compare=False)
+    pages: StaticPagedKVCache | None = field(default=None, compare=False)
 
     @property
     def weight(self) -> Tensor:
