@@ -43,7 +43,7 @@ KEYS = {
     "decode-schemes": {"rows"},
     "latent": {"copy bytes/s", "rows"},
     "decode-cpu": {"batch 1, prompt 16", "milliseconds per token against tokens in the cache"},
-    "serving": {"shape", "threads", "at_once", "tokens in", "tokens out", "rows"},
+    "serving": {"shape", "threads", "at_once", "steps", "tokens in", "tokens out", "rows"},
     "quantized": {"threads", "cpu", "products, least milliseconds"},
     "loading": {"into float32"},
     "stream": {"sizes", "dtype", "limits", "rows"},

@@ -38,6 +38,7 @@ class PagedRow:
     keys: list[bytes] = field(default_factory=list)  # of its full blocks; of rows with a window the last one alone
     num_keys: int = 0
     source_length: int = 0
+    reserved: int = 0  # tokens up to which it has pages that no other row holds
 
 
 class PagedKVCache:
@@ -135,6 +136,8 @@ class PagedKVCache:
 
     def room_for(self, row: PagedRow, new: int, spare: int = 0) -> bool:
         """Whether there are pages for the next tokens of a row, and some to spare."""
+        if row.count + new <= row.reserved and not spare:
+            return True
         needed = {table: table.pages_to_take(row.number, row.count, row.count + new) for table in self.tables.values()}
         return all(
             min(count, table.most_blocks or count) + spare <= table.pool.available for table, count in needed.items()
@@ -146,6 +149,9 @@ class PagedKVCache:
 
     def reserve(self, row: PagedRow, new: int) -> None:
         """Take the pages that the next tokens of a row need."""
+        if row.count + new <= row.reserved:
+            return
+        row.reserved = -(-(row.count + new) // self.page_size) * self.page_size
         for layout, table in self.tables.items():
             for old, own in table.reserve(row.number, row.count, row.count + new):
                 for x in self._pools(layout):
@@ -234,7 +240,7 @@ class PagedKVCache:
             for x in tensors.values():
                 x[other.number] = x[row.number]
         other.count, other.keys, other.num_keys = row.count, list(row.keys), row.num_keys
-        other.source_length = row.source_length
+        other.source_length, row.reserved = row.source_length, 0
         return other
 
     def release(self, row: PagedRow, *, clear: bool = False) -> None:
@@ -256,9 +262,10 @@ class PagedKVCache:
 
     def commit(self, rows: Sequence[PagedRow], new: Sequence[int]) -> None:
         """Count the tokens that rows have read, and release pages that their windows have left."""
+        windows = [table for table in self.tables.values() if table.layout.window is not None]
         for row, count in zip(rows, new, strict=True):
             row.count += count
-            for table in self.tables.values():
+            for table in windows:
                 table.release_behind(row.number, row.count)
 
     def keep_source(self, rows: Sequence[PagedRow], memory: EncoderOutput, cross: list[dict[str, Tensor]]) -> None:

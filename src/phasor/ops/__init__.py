@@ -17,8 +17,8 @@ Kernels share one legend of names:
 - `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_E BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a group,
   experts, splits; `BLOCK_ROUTER`: inputs of a router; `BLOCK`: along the only dimension there is; `BLOCK_TILE`: the
   part of a `BLOCK` held at a time
-- `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS SPLIT_SIZE TOP_K NUM_KNOTS`: sizes known when the
-  kernel is compiled
+- `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS SPLIT_SIZE TOP_K NUM_KNOTS PAGE_SIZE`: sizes known
+  when the kernel is compiled; `PAGE_SIZE` is 0 without pages
 - `STRIDE_...`: strides known when the kernel is compiled; `CONTIGUOUS`: how many features in a row are contiguous
 - `NUM_STAGES`: how many loads of a loop are in flight; `USE_PDL`: programmatic dependent launch (`pdl.py`)
 - `HAS_...`: whether an optional argument is given; `ADJACENT`: whether rotary pairs are adjacent features

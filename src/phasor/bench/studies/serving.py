@@ -27,6 +27,7 @@ from phasor.bench.study import Study
 from phasor.config.schema import Config
 from phasor.generation import Generated, generate
 from phasor.generation.engine import Engine
+from phasor.generation.runners import STEP_RUNNERS, StepSpec
 from phasor.models.presets import preset
 from phasor.transformer import Transformer
 
@@ -35,7 +36,8 @@ class ServingSettings(Config):
     """Requests, how many at once, the ranges of their tokens, and arrivals at a share of the rate that was reached.
 
     `static` are sizes of batches that begin and end together, and `concurrency` how many the engine computes at once.
-    `sequential` are how many requests are timed alone.
+    `sequential` are how many requests are timed alone. `prefill_chunk` tokens of prompts are read by the engine at a
+    time.
     """
 
     requests: int = 256
@@ -46,6 +48,7 @@ class ServingSettings(Config):
     concurrency: tuple[int, ...] = (1, 4, 16, 64)
     sequential: int = 8
     checked: int = 8
+    prefill_chunk: int = 512
     share: float = 0.8
     seed: int = 0
     deterministic: bool = True
@@ -60,7 +63,7 @@ class ServingSettings(Config):
             raise ValueError(f"share must be in (0, 1], not {self.share}")
 
 
-GPU = ServingSettings()
+GPU = ServingSettings(prefill_chunk=4096)
 CPU = ServingSettings(
     requests=32,
     at_once=16,
@@ -84,6 +87,7 @@ TINY = ServingSettings(
 )
 
 
+WARM_UP = 32  # the most tokens of a request that is not timed
 BY_CORE = "tokens_per_processor_second"  # what other programs on the processors change least
 
 
@@ -107,6 +111,7 @@ def run(study: Study) -> None:
         "shape": sizes,
         "threads": torch.get_num_threads(),
         "at_once": settings.at_once,
+        "steps": STEP_RUNNERS.choose(StepSpec(model, settings.at_once)).name,
         "tokens in": sum(len(request.prompt) for request in requests),
         "tokens out": sum(request.new for request in requests),
     }
@@ -115,12 +120,12 @@ def run(study: Study) -> None:
     for size in settings.static:
         time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size))
     for size in settings.concurrency:
-        time_requests(study, f"engine, {size} at once", requests, partial(together, model, requests, size))
+        with new_engine(study, model, size) as engine:
+            time_requests(study, f"engine, {size} at once", requests, partial(together, engine, requests))
     for deterministic in (False, True) if settings.deterministic else (False,):
         who = "engine, deterministic" if deterministic else "engine"
-        rate = time_requests(
-            study, who, requests, partial(together, model, requests, settings.at_once, deterministic=deterministic)
-        )
+        with new_engine(study, model, settings.at_once, deterministic) as engine:
+            rate = time_requests(study, who, requests, partial(together, engine, requests))
         study.add_row({"who": f"{who}, arrivals", **arrivals(study, model, requests, rate, deterministic)})
     if settings.peer and is_installed("transformers"):
         row: dict[str, Any] = {"who": "transformers, continuous batching"}
@@ -150,7 +155,9 @@ def check(study: Study, model: Transformer, requests: Sequence[Request]) -> None
     chosen = requests[: study.settings.checked]
     expected = [generate(exact, request.prompt, max_new_tokens=min(request.new, 32)) for request in chosen]
     short = [Request(request.prompt, min(request.new, 32)) for request in chosen]
-    if together(exact, short, study.settings.at_once) != expected:
+    with new_engine(study, exact, study.settings.at_once) as engine:
+        found = together(engine, short)
+    if found != expected:
         raise ValueError("the engine does not give the tokens of generate: nothing is timed")
 
 
@@ -173,12 +180,20 @@ def static(model: Transformer, requests: Sequence[Request], size: int) -> None:
         generate(model, [request.prompt for request in batch], max_new_tokens=max(request.new for request in batch))
 
 
-def together(
-    model: Transformer, requests: Sequence[Request], at_once: int, *, deterministic: bool = False
-) -> list[list[int]]:
-    with Engine(model, max_rows=at_once, deterministic=deterministic) as engine:
-        handles = [engine.submit(request.prompt, max_new_tokens=request.new) for request in requests]
-        return [handle.result().tokens for handle in handles]
+def new_engine(study: Study, model: Transformer, at_once: int, deterministic: bool = False) -> Engine:
+    """An engine; on a GPU one that has captured its graphs, for every number of rows, by requests of other prompts."""
+    settings: ServingSettings = study.settings
+    gc.collect()  # the pages of another engine
+    engine = Engine(model, max_rows=at_once, prefill_chunk=settings.prefill_chunk, deterministic=deterministic)
+    if study.on_gpu:
+        others = draw_requests(settings.replace(seed=settings.seed + 1), model.config.vocab_size)[:at_once]
+        together(engine, [request._replace(new=2 + i % WARM_UP) for i, request in enumerate(others)])
+    return engine
+
+
+def together(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
+    handles = [engine.submit(request.prompt, max_new_tokens=request.new) for request in requests]
+    return [handle.result().tokens for handle in handles]
 
 
 def by_transformers(model: Any, requests: Sequence[Request]) -> None:
@@ -217,7 +232,7 @@ def arrivals(
     settings: ServingSettings = study.settings
     draw, times = random.Random(settings.seed), [list[float]() for _ in requests]
     ended = threading.Semaphore(0)
-    with Engine(model, max_rows=settings.at_once, deterministic=deterministic) as engine:
+    with new_engine(study, model, settings.at_once, deterministic) as engine:
         engine.start()
         began, at = time.perf_counter(), 0.0
         for request, own in zip(requests, times, strict=True):

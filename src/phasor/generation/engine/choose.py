@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from phasor.config.generation import GenerationConfig
 from phasor.generation.constraints import MINUS_INFINITY
+from phasor.generation.engine.graph_steps import LaunchedStep
 from phasor.generation.engine.row import EngineRow
 from phasor.generation.sampling import GREEDY, check_best, choose_tokens
 
@@ -36,6 +37,14 @@ def add_tokens(rows: Sequence[EngineRow], logits: Tensor) -> dict[EngineRow, Exc
     return failed
 
 
+def read_tokens(step: LaunchedStep) -> dict[EngineRow, Exception]:
+    """Append the likeliest tokens of a step to its rows that have not ended, with the result of `add_tokens`."""
+    failed: dict[EngineRow, Exception] = {}
+    rows, found = zip(*(pair for pair in zip(step.rows, step.read(), strict=True) if not pair[0].ended), strict=True)
+    append(rows, found, [None] * len(rows), failed)
+    return failed
+
+
 def score(row: EngineRow, logits: Tensor) -> Tensor:
     """The scores `[vocab]` of the next token: logits that are penalized and constrained."""
     handle, prompt, new = row.handle, row.state.prompt, row.state.new
@@ -46,7 +55,16 @@ def score(row: EngineRow, logits: Tensor) -> Tensor:
 def add_chosen(
     rows: Sequence[EngineRow], scores: Tensor, options: GenerationConfig, failed: dict[EngineRow, Exception]
 ) -> None:
-    found = choose_tokens(scores, options, [row.state.random for row in rows])
+    append(rows, choose_tokens(scores, options, [row.state.random for row in rows]), scores, failed)
+
+
+def append(
+    rows: Sequence[EngineRow],
+    found: Sequence[tuple[int, float]],
+    scores: Iterable[Tensor | None],
+    failed: dict[EngineRow, Exception],
+) -> None:
+    """Append tokens that were found with their scores, unless these are not finite."""
     for row, own, (token, best) in zip(rows, scores, found, strict=True):
         try:
             check_best(best)
@@ -55,7 +73,7 @@ def add_chosen(
         else:
             row.handle.request.add_token(row.state, token, own)
             row.text.append(token)
-            if row.handle.top_logprobs:
+            if row.handle.top_logprobs and own is not None:
                 row.tops.append(likeliest(own, row.handle.top_logprobs))
 
 

@@ -6,17 +6,19 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 import torch
+from torch import Tensor
 
 from phasor.config import Extension
 from phasor.config.generation import GenerationConfig
 from phasor.config.schema import check_integer, unknown
-from phasor.generation.engine.choose import add_tokens
+from phasor.generation.engine.choose import add_tokens, read_tokens
 from phasor.generation.engine.extended import ExtendedModels
 from phasor.generation.engine.forward import run_batch
+from phasor.generation.engine.graph_steps import GraphSteps, LaunchedStep
 from phasor.generation.engine.handle import Handle, LogitsProcessor
 from phasor.generation.engine.memory import default_pages
 from phasor.generation.engine.row import EngineRow
@@ -111,6 +113,8 @@ class Engine:
         share_prefixes = share_prefixes and not cache.keeps_states and model.encoder is None
         self._cache = cache
         self._scheduler = Scheduler(cache, prefill_chunk, deterministic=deterministic, share_prefixes=share_prefixes)
+        self._graphs = None if deterministic else GraphSteps(cache)
+        self._launched: list[LaunchedStep] = []  # whose tokens are not read yet
         self._stats = EngineStats()
         self._new: deque[Handle] = deque()
         self._handles: dict[Handle, None] = {}  # those that have begun and not ended
@@ -218,13 +222,13 @@ class Engine:
         with self._stepping:
             self._take_new()
             if not self._handles:
+                self._launched = []
                 return False
             with torch.inference_mode():
                 self._scheduler.admit()
                 for batch in self._scheduler.prompt_batches():
                     self._run(batch)
-                for batch in self._scheduler.token_batches():
-                    self._run(batch)
+                self._decode()
             self._stats.steps += 1
             self._update_stats()
             return bool(self._handles)
@@ -234,6 +238,8 @@ class Engine:
         with self._work:
             new = list(self._new)
             self._new.clear()
+        if new and self._graphs is not None:
+            self._graphs.refresh()
         for handle in new:
             self._handles[handle] = None
             self._scheduler.waiting.append(handle.rows[0])
@@ -243,26 +249,77 @@ class Engine:
                 self._end(handle, clear=True)
         self._update_stats()
 
+    def _decode(self) -> None:
+        """Begin a step of the rows that decode, and read the tokens of the one before.
+
+        Its own tokens are read at once where the host chooses some of them.
+        """
+        launched: list[LaunchedStep] = []
+        for batch in self._scheduler.token_batches():
+            try:
+                step = None if self._graphs is None else self._graphs.launch(batch)
+            except Exception as error:
+                self._fail_all(batch.rows, error)
+                continue
+            if step is not None:
+                self._count_prompts(batch)
+                launched.append(step)
+                continue
+            self._read_launched()  # an eager step takes tokens from the host
+            rows = [row for row in batch.rows if not row.ended]
+            if rows:
+                self._run(replace(batch, rows=rows, new=batch.new[: len(rows)]))
+        self._read_launched()
+        self._launched = launched
+        if any(step.needs_logits for step in launched):
+            self._read_launched()
+
+    def _read_launched(self) -> None:
+        steps, self._launched = self._launched, []
+        for step in steps:
+            for row in step.rows:
+                if row.launched is not None and row.launched[0] is step:
+                    row.launched = None
+            rows = [row for row in step.rows if not row.ended]
+            if step.needs_logits:
+                self._choose(step.rows, step.logits)
+            elif rows:
+                failed = read_tokens(step)
+                for row in rows:
+                    self._scheduler.remember(row)
+                self._hand_out(rows, failed)
+
     def _run(self, batch: EngineBatch) -> None:
         """Run a batch, choose the next token of each row that has read all of its text, and hand out what is new."""
         try:
             logits = run_batch(self._cache, batch)
-        except Exception as error:  # such as too little memory: of these requests, and not of the others
-            for handle in dict.fromkeys(row.handle for row in batch.rows):
-                self._fail(handle, error)
+        except Exception as error:
+            self._fail_all(batch.rows, error)
             return
+        self._count_prompts(batch)
+        self._choose(batch.rows, logits)
+
+    def _count_prompts(self, batch: EngineBatch) -> None:
+        for row, new in zip(batch.rows, batch.new, strict=True):
+            self._stats.prompt_tokens += new if row.count <= len(row.state.prompt) else 0
+
+    def _choose(self, called: Sequence[EngineRow], logits: Tensor) -> None:
+        """Choose the next tokens of rows by logits `[B, vocab]`; with one that has read its prompt others begin."""
         rows: list[EngineRow] = []
         index: list[int] = []
-        for i, (row, new) in enumerate(zip(batch.rows, batch.new, strict=True)):
-            self._stats.prompt_tokens += new if row.count <= len(row.state.prompt) else 0
+        for i, row in enumerate(called):
+            if row.ended:
+                continue
             self._scheduler.remember(row)
             if row.pending == 0:
                 own = [row, *self._scheduler.fork(row)]
                 rows += own
                 index += [i] * len(own)
-        if not rows:
-            return
-        failed = add_tokens(rows, logits if index == list(range(len(logits))) else logits[index])
+        if rows:
+            self._hand_out(rows, add_tokens(rows, logits if index == list(range(len(logits))) else logits[index]))
+
+    def _hand_out(self, rows: Sequence[EngineRow], failed: dict[EngineRow, Exception]) -> None:
+        """Hand out the new tokens of rows, and end the requests for which there is none."""
         for handle, reason in {row.handle: reason for row, reason in failed.items()}.items():
             self._fail(handle, reason)
         for handle in dict.fromkeys(row.handle for row in rows):
@@ -297,6 +354,12 @@ class Engine:
         if all(row.ended for row in handle.rows):
             self._stats.finished += 1
             self._end(handle)
+
+    def _fail_all(self, rows: Sequence[EngineRow], error: Exception) -> None:
+        """End the requests of a call that failed, such as for too little memory, and no others."""
+        for handle in dict.fromkeys(row.handle for row in rows):
+            if handle in self._handles:
+                self._fail(handle, error)
 
     def _fail(self, handle: Handle, error: Exception) -> None:
         self._stats.failed += 1

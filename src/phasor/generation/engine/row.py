@@ -9,6 +9,7 @@ from phasor.generation.request import SequenceState
 from phasor.kv_cache.paged import PagedRow
 
 if TYPE_CHECKING:
+    from phasor.generation.engine.graph_steps import LaunchedStep
     from phasor.generation.engine.handle import Handle
 
 
@@ -27,6 +28,7 @@ class EngineRow:
     followers: list[EngineRow] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)  # the likeliest tokens in the place of each new one
     ended: bool = False
+    launched: tuple[LaunchedStep, int] | None = None  # the step that computes its next token, and its place there
 
     def __post_init__(self) -> None:
         self.text = list(self.state.prompt)
@@ -39,7 +41,13 @@ class EngineRow:
     @property
     def pending(self) -> int:
         """The tokens to be read before the next one can be chosen."""
-        return len(self.text) - self.count
+        return len(self.text) + (self.launched is not None) - self.count
+
+    @property
+    def computes_last(self) -> bool:
+        """Whether a step computes its last token."""
+        new = len(self.state.new) + (self.launched is not None)
+        return new == self.handle.request.options.max_new_tokens
 
     @property
     def needs_source(self) -> bool:

@@ -54,6 +54,8 @@ class Scheduler:
 
         Those that begin later find what is read now, where their prompts begin alike.
         """
+        if not self.waiting:
+            return
         reading = sum(row.pending for row in self.running if self.reads_prompt(row))
         while self.waiting and self.cache.free and reading < self.chunk:
             row, handle = self.waiting[0], self.waiting[0].handle
@@ -142,7 +144,7 @@ class Scheduler:
         """Calls that read one token of each row that has read its prompt; each is run before the next is asked for."""
         groups: dict[Hashable, list[EngineRow]] = {}
         for row in self.running:
-            if not self.reads_prompt(row):
+            if not self.reads_prompt(row) and not row.computes_last:
                 groups.setdefault(self.group(row), []).append(row)
         size = TILE if self.deterministic else self.cache.max_rows
         for rows in groups.values():

@@ -57,6 +57,12 @@ def runs_cuda_graph(spec: StepSpec) -> bool:
     return STEP_RUNNERS.choose(spec).run in (FusedRunner, CudaGraphRunner)
 
 
+def new_runner(spec: StepSpec) -> CudaGraphRunner:
+    """A runner of steps that are a CUDA graph."""
+    runner: CudaGraphRunner = STEP_RUNNERS.choose(spec).run(spec)
+    return runner
+
+
 class RetainedGraphs:
     """The CUDA graphs of a model's latest requests, for the next ones.
 
