@@ -36,5 +36,5 @@ def test_pictures_are_those_of_the_results(name, draw, tmp_path):
     (tmp_path / f"{name}.png").write_bytes(drawn)
     page, now = imread(ROOT / "docs" / f"{name}.png"), imread(io.BytesIO(drawn))
     assert page.shape == now.shape
-    off = (np.abs(page - now).max(axis=-1) > 0.2).mean()
-    assert off < 0.001, f"docs/{name}.png differs in {100 * off:.1f} % of its pixels from {tmp_path / name}.png"
+    off = (np.abs(page - now).max(axis=-1) > 0.2).sum()
+    assert off < 30, f"docs/{name}.png differs in {off} pixels from {tmp_path / name}.png; a dot has about 60"
