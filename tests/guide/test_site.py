@@ -293,6 +293,19 @@ def test_colors_are_those_of_the_lab(open_page, theme):
 
 
 @pytest.mark.parametrize("name", ["en/guide/rotary", "zh/guide/rotary"])
+def test_parentheses_are_as_high_as_their_matrix(open_page, name):
+    """They are not where the font is one that has no large ones, as that of Chinese text."""
+    heights = open_page(f"{name}.html").page.evaluate("""() => [...document.querySelectorAll("math mtable")]
+      .map((table) => [table.previousElementSibling, table])
+      .filter(([before]) => before?.textContent === "(")
+      .map((both) => both.map((one) => one.getBoundingClientRect().height))
+      .map(([parenthesis, matrix]) => parenthesis / matrix)
+    """)
+    assert heights
+    assert min(heights) > 0.9
+
+
+@pytest.mark.parametrize("name", ["en/guide/rotary", "zh/guide/rotary"])
 def test_no_line_begins_with_the_punctuation_behind_a_formula(open_page, name):
     one = open_page(f"{name}.html", width=390)
     lines = one.page.evaluate("""() => [...document.querySelectorAll("article p math")].map((formula) => {
