@@ -119,6 +119,7 @@ def nemotron_h(rng: random.Random, cls: str = "NemotronHForCausalLM", kinds: str
         mlp_bias="E" not in kinds,
         mlp_hidden_act=rng.choice(["relu2", "silu"]),
         moe_shared_expert_intermediate_size=rng.choice([12, 28]),
+        moe_latent_size=rng.choice([None, 12]) if "E" in kinds else None,
         layer_norm_epsilon=rng.choice([1e-1, 1e-2]),  # small results of a state, normalized, would show their rounding
     )
     config._experts_implementation = "eager"  # the only one that float64 has

@@ -144,7 +144,6 @@ REFUSED = {
         "mamba_hidden_act": "gelu",
         "mamba_proj_bias": True,
         "mlp_bias": True,
-        "moe_latent_size": 8,
         "n_shared_experts": 2,
         "num_hidden_layers": 99,
         "tie_word_embeddings": True,

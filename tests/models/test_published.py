@@ -50,6 +50,7 @@ BILLIONS = {
     "mistral-small-4-119b-2603": 119,
     "nemotron-nano-9b-v2": 8.89,
     "nemotron-3-nano-30b-a3b": 31.6,
+    "nemotron-3-super-120b-a12b": 120.6,
     "whisper-large-v3": 1.55,
     "moonshine-tiny": 0.027,
 }

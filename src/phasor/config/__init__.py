@@ -19,6 +19,7 @@ from phasor.config.activations import SwiGLUConfig as SwiGLUConfig
 from phasor.config.activations import XIELUConfig as XIELUConfig
 from phasor.config.attention import AttentionConfig as AttentionConfig
 from phasor.config.discovery import discover
+from phasor.config.experts import ExpertsConfig as ExpertsConfig
 from phasor.config.front_end import ConvolutionConfig as ConvolutionConfig
 from phasor.config.front_end import FrontEndConfig as FrontEndConfig
 from phasor.config.model import EncoderConfig as EncoderConfig
@@ -29,7 +30,6 @@ from phasor.config.parts import DeepNormConfig as DeepNormConfig
 from phasor.config.parts import DenseConfig as DenseConfig
 from phasor.config.parts import DropoutConfig as DropoutConfig
 from phasor.config.parts import EmbeddingConfig as EmbeddingConfig
-from phasor.config.parts import ExpertsConfig as ExpertsConfig
 from phasor.config.parts import FanInInitConfig as FanInInitConfig
 from phasor.config.parts import FeedForwardConfig as FeedForwardConfig
 from phasor.config.parts import HeadConfig as HeadConfig

@@ -61,10 +61,14 @@ class Experts(nn.Module):
         count, hidden = self.experts.num_experts, self.experts.hidden_dim or hidden_dim
         self.router = nn.Linear(dim, count, bias=self.experts.router_bias)
         self.register_buffer("correction", torch.zeros(count) if self.experts.correction else None)
-        self.up = nn.Parameter(torch.empty(count, dim, hidden * (2 if config.gated else 1)))
-        self.down = nn.Parameter(torch.empty(count, hidden, dim))
+        latent = self.experts.latent_dim
+        width = latent or dim
+        self.up = nn.Parameter(torch.empty(count, width, hidden * (2 if config.gated else 1)))
+        self.down = nn.Parameter(torch.empty(count, hidden, width))
         self.up_bias = nn.Parameter(torch.zeros(count, self.up.shape[-1])) if config.bias else None
-        self.down_bias = nn.Parameter(torch.zeros(count, dim)) if config.bias else None
+        self.down_bias = nn.Parameter(torch.zeros(count, width)) if config.bias else None
+        self.latent_down = nn.Identity() if latent is None else nn.Linear(dim, latent, bias=False)
+        self.latent_up = nn.Identity() if latent is None else nn.Linear(latent, dim, bias=False)
         self.first_expert: int | None = None  # of those this module holds, where other processes hold the rest
         self.dropout = nn.Dropout(dropout)
         shared = self.experts.shared_dim
@@ -110,14 +114,15 @@ class Experts(nn.Module):
         if router_logits is not None:
             router_logits.append(logits.view(*x.shape[:-1], -1))
         before_shared, after_shared, before, after = self.norms
-        y: Tensor = after(self.mix_experts(before(tokens), logits))  # [N, dim]
+        y = self.mix_experts(self.latent_down(before(tokens)), logits)
+        y = after(self.latent_up(y))  # [N, dim]
         if self.shared is not None:
             extra = after_shared(self.shared(before_shared(tokens)))  # [N, dim]
             y = y + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * extra)
         return y.view(x.shape)
 
     def mix_experts(self, tokens: Tensor, logits: Tensor) -> Tensor:
-        """The routed experts of tokens `[N, dim]`, by the router's logits `[N, experts]`."""
+        """The routed experts of tokens `[N, dim or latent]`, by the router's logits `[N, experts]`."""
         y: Tensor = EXPERTS(self, tokens, logits)
         return y
 

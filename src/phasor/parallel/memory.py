@@ -261,7 +261,7 @@ class MemoryCosts:
             return width * config.hidden_dim_of(self.model) // tensor
         hidden = experts.hidden_dim or config.hidden_dim_of(self.model)
         # Every device of the tensor axis has room for all choices, since all may fall on its experts.
-        choices = experts.top_k * (width * hidden + 2 * self.model.dim)
+        choices = experts.top_k * (width * hidden + 2 * (experts.latent_dim or self.model.dim))
         return choices + width * (experts.shared_dim or 0) // tensor
 
     def workspace_bytes(self, layer: Layer, mesh: Mesh, rows: MicroBatches) -> int:

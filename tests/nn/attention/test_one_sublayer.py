@@ -18,7 +18,7 @@ from phasor.parallel.tensor import cut_weights
 COUNT = 11
 SAME = 1e-12  # float64, of the largest value: the same sums in another order
 ALONE, NETWORK = {"hidden_dim": 0}, {"attention": "none"}
-MIXTURE = {"activation": "relu2", "experts": {"num_experts": 4, "hidden_dim": 12, "shared_dim": 10}}
+MIXTURE = {"activation": "relu2", "experts": {"num_experts": 4, "hidden_dim": 12, "shared_dim": 10, "latent_dim": 6}}
 LAYERS = [
     {"attention": "mamba2", "feedforward": ALONE},
     NETWORK,

@@ -128,7 +128,7 @@ class NemotronH(WithMamba):
         "moe_intermediate_size": OfMixture(f"{MIXTURE}hidden_dim", default=7688),
         "moe_shared_expert_intermediate_size": OfMixture(f"{MIXTURE}shared_dim", default=7688),
         "n_shared_experts": Pinned(1),
-        "moe_latent_size": Pinned(None),
+        "moe_latent_size": OfMixture(f"{MIXTURE}latent_dim", default=None),
         "norm_topk_prob": OfMixture(f"{MIXTURE}normalize", default=True),
         "routed_scaling_factor": OfMixture(f"{MIXTURE}scale", default=1.0),
         "n_group": OfMixture(f"{MIXTURE}num_groups", default=1),
@@ -172,6 +172,8 @@ class NemotronH(WithMamba):
         yield from plain_network(network, mixer)
         yield from plain_network(f"{network}.shared", f"{mixer}.shared_experts")
         yield from linear(f"{network}.router", f"{mixer}.gate")
+        yield from linear(f"{network}.latent_down", f"{mixer}.fc1_latent_proj")
+        yield from linear(f"{network}.latent_up", f"{mixer}.fc2_latent_proj")
         yield Rule(f"{network}.correction", f"{mixer}.gate.e_score_correction_bias")
         for name in ("up", "down"):
             yield Rule(f"{network}.{name}", f"{mixer}.experts.{{e}}.{name}_proj.weight", Transposed())
