@@ -82,6 +82,12 @@ def test_greedy_tokens_of_every_kind_of_attention(kind: str) -> None:
     assert tokens_of(model, max_new_tokens=14) == eager(model, max_new_tokens=14)
 
 
+def test_greedy_tokens_of_layers_of_one_sublayer() -> None:
+    mixers = [{"attention": kind, "feedforward": {"hidden_dim": 0}} for kind in ("mamba2", "softmax")]
+    model = speaker("rotary", num_layers=3, layers=[{"attention": "none"}, *mixers])
+    assert tokens_of(model, max_new_tokens=14) == eager(model, max_new_tokens=14)
+
+
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("view", VIEWS)
 def test_tokens_of_the_fused_step(view: str) -> None:
