@@ -23,6 +23,7 @@ from phasor.generation.engine import CancelledError
 from phasor.generation.engine.graph_steps import LaunchedStep
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, spec_why_not
 from phasor.generation.runners.fused import FusedRunner
+from phasor.generation.runners.protocol import StepSpec
 from phasor.ops import dispatch
 
 PROMPTS = [[9], [7, 3, 3, 58, 12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [40, 41], [7, 3, 3, 58, 12, 5, 1, 1], [9, 9, 9]]
@@ -246,3 +247,14 @@ def test_steps_that_stay_eager(scheme: str) -> None:
     assert found == [eager(model, prompt, max_new_tokens=9) for prompt in PROMPTS]
     with graph_steps(), Engine(speaker("rotary"), deterministic=True) as engine:
         assert engine._graphs is None
+
+
+def test_steps_run_eagerly_where_a_graph_cannot_be_captured(monkeypatch) -> None:
+    def fail(spec: StepSpec) -> CudaGraphRunner:
+        raise torch.OutOfMemoryError("no memory left")
+
+    model = speaker("rotary")
+    monkeypatch.setattr("phasor.generation.engine.graph_steps.new_runner", fail)
+    with graph_steps(), Engine(model, **SMALL) as engine, pytest.warns(UserWarning, match="no memory left"):
+        found = engine.submit([1, 2, 3], max_new_tokens=6).result().tokens
+    assert [found] == eager(model, [[1, 2, 3]], max_new_tokens=6)

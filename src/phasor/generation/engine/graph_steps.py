@@ -5,6 +5,7 @@ A step reads the tokens of the step before on the device, so that it is launched
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -83,9 +84,17 @@ class GraphSteps:
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
-            spec = self._spec(model, rows, blocks)
-            graphs.runners[rows, blocks] = new_runner(spec) if runs_cuda_graph(spec) else None
+            graphs.runners[rows, blocks] = self._capture(self._spec(model, rows, blocks))
         return graphs.runners[rows, blocks]
+
+    def _capture(self, spec: StepSpec) -> CudaGraphRunner | None:
+        if not runs_cuda_graph(spec):
+            return None
+        try:
+            return new_runner(spec)
+        except Exception as error:  # such as too little memory: requests go on without it
+            warnings.warn(f"steps of {spec.rows} rows run eagerly, as no CUDA graph: {error}", stacklevel=2)
+            return None
 
     def _spec(self, model: Transformer, rows: int, blocks: int) -> StepSpec:
         return StepSpec(model, rows, pages=StaticPagedKVCache(self.cache, rows, blocks))
