@@ -88,6 +88,20 @@ def create_cublas_handle():
             torch.cuda.synchronize()
 
 
+@pytest.fixture(scope="session")
+def chromium():
+    """The browser, one for all tests of a process; tests that need it are skipped where there is none."""
+    from lab.browser import ARGUMENTS, CHROMIUM, MISSING
+
+    if CHROMIUM is None:
+        pytest.skip(MISSING)
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
 @pytest.fixture(autouse=True)
 def fix_seed():
     """The same random numbers in every test, whichever others ran before it."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,6 +122,15 @@ class Terminal:
                 raise TimeoutError(f"{what} does not come: {self.text!r}")
             self.text += self.decoder.decode(os.read(self.screen, 1 << 12)).replace("\r\n", "\n")
 
+    def interrupt(self, text: str) -> None:
+        """Ctrl-C at the prompt, until a text is there: Python's readline may miss one that comes as it begins."""
+        for _ in range(9):
+            os.write(self.screen, b"\x03")
+            with suppress(TimeoutError):
+                self.read_until(text, seconds=10)
+                return
+        raise TimeoutError(f"{text!r} does not come: {self.text!r}")
+
     def type(self, line: str) -> None:
         os.write(self.screen, line.encode() + b"\n")
 
@@ -158,8 +168,7 @@ def test_a_terminal(folder: Path, tmp_path: Path) -> None:
         assert "unknown command '/resett' (did you mean '/reset'?)" in screen.read_until("/exit\n> ")
         screen.type("/help")
         assert "/save FILE" in screen.read_until("turn, whatever follows.\n> ")
-        os.write(screen.screen, b"\x03")
-        screen.read_until("/exit or Ctrl-D ends\n> ")
+        screen.interrupt("/exit or Ctrl-D ends\n> ")
         screen.type("/exit")
         assert screen.end() == 0
     finally:

@@ -16,11 +16,10 @@ from xml.etree import ElementTree
 import pytest
 from bs4 import BeautifulSoup
 from docutils import nodes
-from lab.browser import ARGUMENTS, CHROMIUM, MISSING, serve, visit
+from lab.browser import serve, visit
 from markdown_it.renderer import RendererHTML
 from myst_parser.config.main import MdParserConfig
 from myst_parser.parsers.mdit import create_md_parser
-from playwright.sync_api import sync_playwright
 from sphinx.util.inventory import InventoryFile
 
 import phasor
@@ -205,16 +204,6 @@ def base(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if CHROMIUM is None:
-        pytest.skip(MISSING)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

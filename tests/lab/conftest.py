@@ -1,22 +1,10 @@
-"""Fixtures of the lab: one browser and one server for all tests that need them."""
+"""Fixtures of the lab: one server for all tests that need it, and its pages."""
 
 import pytest
-from playwright.sync_api import sync_playwright
 
-from browser import ARGUMENTS, CHROMIUM, MISSING, serve, visit  # isort: skip
+from browser import serve, visit  # isort: skip
 
 collect_ignore = ["example_endpoints.py"]  # importing it registers endpoints
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    """The browser; tests that need it are skipped where there is none."""
-    if CHROMIUM is None:
-        pytest.skip(MISSING)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -269,7 +269,7 @@ def test_every_scheme_has_a_matrix_of_its_size(kind):
         ({"position": "rotari"}, "position", "did you mean 'rotary'"),
         ({"position": {"kind": "sinusoidal", "base": 1}}, "position.base", "greater than 1"),
         ({"position": {"kind": "learned", "max_length": 2**40}}, "position.max_length", "at most 268,435,456"),
-        ({"position": {"kind": "learned", "offset": 2**30}}, "position", "at most 4,194,304 weights"),
+        ({"position": {"kind": "learned", "offset": 2**24}}, "position", "at most 4,194,304 weights"),
         ({"position": {"kind": "shaw", "max_distance": 2**20}}, "position", "at most 4,194,304 weights"),
         (
             {"position": {"kind": "combined", "schemes": ["rotary", {"kind": "fire", "hidden_dim": 2**30}]}},

@@ -103,21 +103,15 @@ def test_mistakes_of_the_command_line(folder, options, words):
 
 
 @pytest.fixture
-def page():
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if os.path.exists(p)), None)
-    if chromium is None:
-        pytest.skip("there is no chromium")
-    with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 844})
-        page.set_default_timeout(60_000)
-        wrong = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        yield page
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        browser.close()
-        assert not wrong
+def page(chromium):
+    page = chromium.new_page(viewport={"width": 390, "height": 844})
+    page.set_default_timeout(60_000)
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
+    assert not wrong
 
 
 def test_the_page_shows_what_happens(folder, tmp_path, page):

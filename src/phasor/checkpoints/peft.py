@@ -180,7 +180,7 @@ def write_peft(model: Transformer, folder: Path, name: str) -> None:
 def task_type(model: Transformer, has_head: bool) -> str | None:
     """What PEFT calls the task of a model; of a classifier only with its head, which it then expects in the file."""
     shape, head = model.config.shape, model.config.head.kind
-    if shape == "encoder-decoder":
+    if shape == "encoder-decoder" and head == "lm":
         return "SEQ_2_SEQ_LM"
     expected = {"lm": shape == "decoder", "sequence-classifier": has_head, "token-classifier": has_head}
     return TASKS.get(head) if expected.get(head, True) else None

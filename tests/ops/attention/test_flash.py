@@ -540,7 +540,7 @@ def test_why_not_gives_the_reason():
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
         "of keys": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, None, wide))),
-        "1,024 distances": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, wide))),
+        "1,026 distances": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, wide))),
         "repeat": ((q, q, q), ScoreMod(scale=1.0, relative_values=RelativeValues(near, wide))),
         "backward": ((q, q, q), ScoreMod(scale=1.0, sink_queries=SinkQueries(q.clone().requires_grad_(), None))),
         "float64": ((q.double(),) * 3, plain),

@@ -21,6 +21,7 @@ class Qwen3VLMoEText(Qwen3VLText):
     fields = Qwen3VLText.fields | {
         "num_key_value_heads": KVHeads(16),
         "head_dim": Field("head_dim", default=None),
+        "tie_word_embeddings": Field("embedding.tied", default=True),
         "num_experts": Field("feedforward.experts.num_experts", default=60, fallback="num_local_experts"),
         "num_experts_per_tok": Field("feedforward.experts.top_k", default=4),
         "moe_intermediate_size": Field("feedforward.experts.hidden_dim", default=1408),
