@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from device import DEVICE
 
 import phasor
 from phasor import ModelConfig, Transformer
@@ -36,18 +37,18 @@ def tiny(scheme: str | PositionConfig, **changes: object) -> ModelConfig:
 
 
 def build(config: ModelConfig, seed: int = 0) -> Transformer:
-    """The model with reproducible weights, biases and sink logits drawn too where they would start at zero."""
+    """The model with weights that are the same on every device, biases and sink logits drawn too where they are zero."""
     torch.manual_seed(seed)
-    model = Transformer(config).eval()
-    with torch.no_grad():
+    with torch.device("cpu"), torch.no_grad():
+        model = Transformer(config).eval()
         for name, weight in model.named_parameters():
             if "bias" in name or "sinks" in name:
                 weight.normal_(std=0.5)
-    return model
+    return model.to(DEVICE)
 
 
 def tokens(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(DEVICE)
 
 
 def relative_change(after: torch.Tensor, before: torch.Tensor) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from tokenizers import AddedToken
 
 import phasor
@@ -35,9 +36,11 @@ MODELS: dict[str, dict[str, Any]] = {
 def make_model(**fields: Any) -> phasor.Transformer:
     torch.manual_seed(1)
     config = phasor.ModelConfig(vocab_size=263, dim=32, num_layers=2, num_heads=4, max_length=512, **fields)
-    model = phasor.Transformer(config).double().eval()
-    for weight in model.parameters():  # so large that every token matters
-        torch.nn.init.normal_(weight, std=0.3)
+    with torch.device("cpu"):  # the same replies on every device
+        model = phasor.Transformer(config).double().eval()
+        for weight in model.parameters():  # so large that every token matters
+            torch.nn.init.normal_(weight, std=0.3)
+    model.to(DEVICE)
     model.tokenizer = byte_tokenizer()
     model.tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
     model.chat_template = CHATML

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from device import DEVICE
 from schemes import SCHEMES, VIEWS, build, tiny, tokens
 from torch import Tensor
 
@@ -21,7 +22,7 @@ KINDS = {
 
 
 def paged(model: Transformer, **sizes: int) -> PagedKVCache:
-    return PagedKVCache(model.config, **{"max_rows": 4, "pages": 64, "page_size": 4, "most_new": 8, **sizes})
+    return PagedKVCache(model.config, **{"max_rows": 4, "pages": 64, "page_size": 4, "most_new": 8, "device": DEVICE, **sizes})
 
 
 def read(model: Transformer, cache: PagedKVCache, rows: list[PagedRow], pieces: list[Tensor]) -> list[Tensor]:

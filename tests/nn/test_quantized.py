@@ -98,7 +98,7 @@ def test_a_model_in_nf4_is_saved_and_read_back(tmp_path):
     assert small.tokens.weight.dtype == torch.float32
     assert small.decoder.blocks[0].attention.qkv.nested_scales is not None
     phasor.save(small, tmp_path / "small")
-    again, tokens = phasor.load(tmp_path / "small"), torch.randint(50, (2, 9))
+    again, tokens = phasor.load(tmp_path / "small", device=DEVICE), torch.randint(50, (2, 9))
     assert torch.equal(again(tokens), small(tokens))
     assert phasor.generate(again, [1, 2, 3], max_new_tokens=5) == phasor.generate(small, [1, 2, 3], max_new_tokens=5)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE
 from schemes import build, tiny, tokens
 
 import phasor
@@ -139,7 +140,7 @@ def test_states_are_in_float32_in_files_and_copies(tmp_path):
     cache = model.new_cache(2, COUNT)
     model(ids[:, :5], cache=cache)
     cache.save(tmp_path / "cache")
-    for other in (cache, cache.copy(), phasor.KVCache.load(tmp_path / "cache"), cache.to(dtype=torch.float16)):
+    for other in (cache, cache.copy(), phasor.KVCache.load(tmp_path / "cache", DEVICE), cache.to(dtype=torch.float16)):
         assert [{name: x.dtype for name, x in states.items()} for states in other.states[:1]] == [
             {"state": torch.float32, "inputs": other.dtype}
         ]
@@ -148,7 +149,7 @@ def test_states_are_in_float32_in_files_and_copies(tmp_path):
     copy = cache.copy()
     model(ids[:, 5:], cache=cache)
     assert not torch.equal(copy.states[0]["state"], cache.states[0]["state"])
-    assert torch.equal(model(ids[:, 5:], cache=copy), model(ids[:, 5:], cache=phasor.KVCache.load(tmp_path / "cache")))
+    assert torch.equal(model(ids[:, 5:], cache=copy), model(ids[:, 5:], cache=phasor.KVCache.load(tmp_path / "cache", DEVICE)))
 
 
 @torch.no_grad()

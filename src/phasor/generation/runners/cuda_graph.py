@@ -7,9 +7,11 @@ ahead and reads their tokens as they arrive, so the device never waits for the h
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import torch
@@ -208,7 +210,7 @@ def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # On a stream of this device, for this thread alone: others may use CUDA meanwhile.
-    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+    with no_garbage_collection(), state_restored(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         result = body()
 
     def run() -> Tensor:
@@ -216,6 +218,30 @@ def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return result
 
     return run
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """No collection by the way: where it frees another graph or memory of the host, the capture fails."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def state_restored() -> Iterator[None]:
+    """After a capture that failed: torch leaves its stream the current one, and random numbers in a capture."""
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            yield
+    except BaseException:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
 
 
 def graph_step_why_not(model: Transformer, weight: Tensor | None = None) -> str | None:

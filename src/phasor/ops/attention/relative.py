@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from phasor.ops.attention.bias import TokenBias
-from phasor.ops.attention.mask import SEES_ALL, Mask
+from phasor.ops.attention.mask import Mask
 
 Rearrange = Callable[[Tensor], Tensor]
 
@@ -83,7 +83,7 @@ class ProductBias(TokenBias):
         rows = self.rows.map(len(self.q), of_queries, of_keys)
         return replace(self, q=of_queries(self.q), k=of_keys(self.k), rows=rows)
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask = SEES_ALL) -> Tensor:
+    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
         rows = self.rows.block(queries, keys)
         terms = []
         if self.query_table is not None:

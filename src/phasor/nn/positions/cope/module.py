@@ -40,11 +40,12 @@ class CountBias(TokenBias):
     def map(self, of_queries: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]) -> CountBias:
         return replace(self, q=of_queries(self.q), k=of_keys(self.k))
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask = SEES_ALL) -> Tensor:
+    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
         with no_autocast(self.q):
             q, k = self.q[:, queries].to(dtype), self.k[:, keys].to(dtype)
             gates = torch.sigmoid(products(q, k) * self.scale)  # [B, H, Tq, Tk]
             by_row = products_by_row(q, self.table[:, None].to(dtype)) * self.scale  # [B, H, Tq, rows]
+        mask = SEES_ALL if mask is None else mask
         visible = mask.block(queries, keys)
         if visible is not None:
             gates = gates.masked_fill(~visible[:, None], 0.0)

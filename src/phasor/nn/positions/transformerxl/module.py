@@ -18,7 +18,7 @@ from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.positions.sums import no_autocast
 from phasor.nn.positions.transformerxl.config import TransformerXLConfig
 from phasor.nn.sequence import KeyInfo, SequenceInfo
-from phasor.ops.attention import SEES_ALL, Mask, ScoreMod, TokenBias
+from phasor.ops.attention import Mask, ScoreMod, TokenBias
 from phasor.ops.constants import constant
 
 CosSin = tuple[Tensor, Tensor]  # of positions, [B or 1, T, pairs]
@@ -50,7 +50,7 @@ class SinusoidBias(TokenBias):
         of_q, of_k = codes(self.query_codes, of_queries), codes(self.key_codes, of_keys)
         return replace(self, q=of_queries(self.q), query_codes=of_q, key_codes=of_k)
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask = SEES_ALL) -> Tensor:
+    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
         cos, sin = (x[:, queries, None].to(dtype) for x in self.query_codes)  # [B or 1, Tq, 1, F]
         codes = torch.cat([x[:, keys].to(dtype) for x in self.key_codes], dim=-1)  # [B or 1, Tk, 2 F]
         with no_autocast(self.q):
