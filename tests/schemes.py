@@ -37,7 +37,7 @@ def tiny(scheme: str | PositionConfig, **changes: object) -> ModelConfig:
 
 
 def build(config: ModelConfig, seed: int = 0) -> Transformer:
-    """The model with weights that are the same on every device, biases and sink logits drawn too where they are zero."""
+    """The model with the same weights on every device, biases and sink logits drawn too where they would be zero."""
     torch.manual_seed(seed)
     with torch.device("cpu"), torch.no_grad():
         model = Transformer(config).eval()

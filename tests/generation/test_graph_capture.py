@@ -12,11 +12,10 @@ from phasor.generation.runners.cuda_graph import capture, no_garbage_collection
 
 
 def test_garbage_is_collected_again_after_a_capture() -> None:
-    assert gc.isenabled()
-    with pytest.raises(RuntimeError, match="in a capture"), no_garbage_collection():
-        assert not gc.isenabled()
-        raise RuntimeError("in a capture")
-    assert gc.isenabled()
+    seen = [gc.isenabled()]
+    with no_garbage_collection():
+        seen.append(gc.isenabled())
+    assert [*seen, gc.isenabled()] == [True, False, True]
 
 
 @pytest.mark.skipif(not ON_GPU, reason="a capture needs a GPU")

@@ -22,7 +22,9 @@ KINDS = {
 
 
 def paged(model: Transformer, **sizes: int) -> PagedKVCache:
-    return PagedKVCache(model.config, **{"max_rows": 4, "pages": 64, "page_size": 4, "most_new": 8, "device": DEVICE, **sizes})
+    return PagedKVCache(
+        model.config, **{"max_rows": 4, "pages": 64, "page_size": 4, "most_new": 8, "device": DEVICE, **sizes}
+    )
 
 
 def read(model: Transformer, cache: PagedKVCache, rows: list[PagedRow], pieces: list[Tensor]) -> list[Tensor]:

@@ -149,7 +149,9 @@ def test_states_are_in_float32_in_files_and_copies(tmp_path):
     copy = cache.copy()
     model(ids[:, 5:], cache=cache)
     assert not torch.equal(copy.states[0]["state"], cache.states[0]["state"])
-    assert torch.equal(model(ids[:, 5:], cache=copy), model(ids[:, 5:], cache=phasor.KVCache.load(tmp_path / "cache", DEVICE)))
+    assert torch.equal(
+        model(ids[:, 5:], cache=copy), model(ids[:, 5:], cache=phasor.KVCache.load(tmp_path / "cache", DEVICE))
+    )
 
 
 @torch.no_grad()

@@ -36,8 +36,8 @@ class ServingSettings(Config):
     """Requests, how many at once, the ranges of their tokens, and arrivals at a share of the rate that was reached.
 
     `static` are sizes of batches that begin and end together, and `concurrency` how many the engine computes at once.
-    `sequential` are how many requests are timed alone. `prefill_chunk` tokens of prompts are read by the engine at a
-    time.
+    `sequential` are how many requests are timed alone, and `of_peer` those of transformers. `prefill_chunk` tokens of
+    prompts are read by the engine at a time.
     """
 
     requests: int = 256
@@ -53,6 +53,7 @@ class ServingSettings(Config):
     seed: int = 0
     deterministic: bool = True
     peer: bool = True
+    of_peer: int = 256
 
     def check(self) -> None:
         for name in ("prompt", "new"):
@@ -63,7 +64,7 @@ class ServingSettings(Config):
             raise ValueError(f"share must be in (0, 1], not {self.share}")
 
 
-GPU = ServingSettings(prefill_chunk=4096)
+GPU = ServingSettings(prefill_chunk=4096, concurrency=(16, 64))
 CPU = ServingSettings(
     requests=32,
     at_once=16,
@@ -87,7 +88,6 @@ TINY = ServingSettings(
 )
 
 
-WARM_UP = 32  # the most tokens of a request that is not timed
 BY_CORE = "tokens_per_processor_second"  # what other programs on the processors change least
 
 
@@ -116,9 +116,12 @@ def run(study: Study) -> None:
         "tokens out": sum(request.new for request in requests),
     }
     some = requests[: settings.sequential]
-    time_requests(study, "sequential", some, lambda: [alone(model, request) for request in some])
+    time_requests(study, "sequential", some, lambda: [alone(model, request) for request in some], warm=True)
+    with new_engine(study, model, settings.at_once) as engine:
+        one_by_one = partial(map, lambda request: together(engine, [request]), some)
+        time_requests(study, "engine, one by one", some, lambda: list(one_by_one()), warm=True)
     for size in settings.static:
-        time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size))
+        time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size), warm=True)
     for size in settings.concurrency:
         with new_engine(study, model, size) as engine:
             time_requests(study, f"engine, {size} at once", requests, partial(together, engine, requests))
@@ -131,7 +134,10 @@ def run(study: Study) -> None:
         row: dict[str, Any] = {"who": "transformers, continuous batching"}
         with study.noting_failure(row):
             peer = transformers_model(model)
-            row |= measure(study, requests, lambda: by_transformers(peer, requests))
+            row |= measure(
+                study, requests[: settings.of_peer], lambda: by_transformers(peer, requests[: settings.of_peer])
+            )
+            row["requests"] = min(settings.of_peer, len(requests))
         study.add_row(row)
 
 
@@ -181,13 +187,14 @@ def static(model: Transformer, requests: Sequence[Request], size: int) -> None:
 
 
 def new_engine(study: Study, model: Transformer, at_once: int, deterministic: bool = False) -> Engine:
-    """An engine; on a GPU one that has captured its graphs, for every number of rows, by requests of other prompts."""
+    """An engine; on a GPU one that has captured its graphs, by requests of the same sizes with other prompts."""
     settings: ServingSettings = study.settings
     gc.collect()  # the pages of another engine
     engine = Engine(model, max_rows=at_once, prefill_chunk=settings.prefill_chunk, deterministic=deterministic)
     if study.on_gpu:
-        others = draw_requests(settings.replace(seed=settings.seed + 1), model.config.vocab_size)[:at_once]
-        together(engine, [request._replace(new=2 + i % WARM_UP) for i, request in enumerate(others)])
+        vocab_size = model.config.vocab_size
+        others = draw_requests(settings, vocab_size)
+        together(engine, [Request([(token + 1) % vocab_size for token in x.prompt], x.new) for x in others])
     return engine
 
 
@@ -218,8 +225,12 @@ def measure(study: Study, requests: Sequence[Request], call: Callable[[], object
     return row if study.on_gpu else row | {BY_CORE: tokens / busy}
 
 
-def time_requests(study: Study, who: str, requests: Sequence[Request], call: Callable[[], object]) -> float:
-    """A row of the result; requests per second."""
+def time_requests(
+    study: Study, who: str, requests: Sequence[Request], call: Callable[[], object], warm: bool = False
+) -> float:
+    """A row of the result; requests per second. On a GPU a call that captures its graphs comes before, where asked."""
+    if warm and study.on_gpu:
+        call()
     row = measure(study, requests, call)
     study.add_row({"who": who, **row})
     return len(requests) / row["seconds"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,8 +41,9 @@ def add_tokens(rows: Sequence[EngineRow], logits: Tensor) -> dict[EngineRow, Exc
 def read_tokens(step: LaunchedStep) -> dict[EngineRow, Exception]:
     """Append the likeliest tokens of a step to its rows that have not ended, with the result of `add_tokens`."""
     failed: dict[EngineRow, Exception] = {}
-    rows, found = zip(*(pair for pair in zip(step.rows, step.read(), strict=True) if not pair[0].ended), strict=True)
-    append(rows, found, [None] * len(rows), failed)
+    for row, (token, best) in zip(step.rows, step.read(), strict=True):
+        if not row.ended:
+            append(row, token, best, None, failed)
     return failed
 
 
@@ -55,26 +57,24 @@ def score(row: EngineRow, logits: Tensor) -> Tensor:
 def add_chosen(
     rows: Sequence[EngineRow], scores: Tensor, options: GenerationConfig, failed: dict[EngineRow, Exception]
 ) -> None:
-    append(rows, choose_tokens(scores, options, [row.state.random for row in rows]), scores, failed)
-
-
-def append(
-    rows: Sequence[EngineRow],
-    found: Sequence[tuple[int, float]],
-    scores: Iterable[Tensor | None],
-    failed: dict[EngineRow, Exception],
-) -> None:
-    """Append tokens that were found with their scores, unless these are not finite."""
+    found = choose_tokens(scores, options, [row.state.random for row in rows])
     for row, own, (token, best) in zip(rows, scores, found, strict=True):
+        append(row, token, best, own, failed)
+
+
+def append(row: EngineRow, token: int, best: float, scores: Tensor | None, failed: dict[EngineRow, Exception]) -> None:
+    """Append a token to a row, unless the best of the scores it was chosen by is not finite."""
+    if not math.isfinite(best):
         try:
             check_best(best)
         except ValueError as error:
             failed[row] = error
-        else:
-            row.handle.request.add_token(row.state, token, own)
-            row.text.append(token)
-            if row.handle.top_logprobs and own is not None:
-                row.tops.append(likeliest(own, row.handle.top_logprobs))
+            return
+    handle = row.handle
+    handle.request.add_token(row.state, token, scores)
+    row.text.append(token)
+    if handle.top_logprobs and scores is not None:
+        row.tops.append(likeliest(scores, handle.top_logprobs))
 
 
 def likeliest(scores: Tensor, count: int) -> dict[int, float]:

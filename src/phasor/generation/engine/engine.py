@@ -280,13 +280,11 @@ class Engine:
             for row in step.rows:
                 if row.launched is not None and row.launched[0] is step:
                     row.launched = None
-            rows = [row for row in step.rows if not row.ended]
             if step.needs_logits:
                 self._choose(step.rows, step.logits)
-            elif rows:
+            elif rows := [row for row in step.rows if not row.ended]:
                 failed = read_tokens(step)
-                for row in rows:
-                    self._scheduler.remember(row)
+                self._scheduler.remember(rows)
                 self._hand_out(rows, failed)
 
     def _run(self, batch: EngineBatch) -> None:
@@ -300,8 +298,8 @@ class Engine:
         self._choose(batch.rows, logits)
 
     def _count_prompts(self, batch: EngineBatch) -> None:
-        for row, new in zip(batch.rows, batch.new, strict=True):
-            self._stats.prompt_tokens += new if row.count <= len(row.state.prompt) else 0
+        read = zip(batch.rows, batch.new, strict=True)
+        self._stats.prompt_tokens += sum(new for row, new in read if row.count <= len(row.state.prompt))
 
     def _choose(self, called: Sequence[EngineRow], logits: Tensor) -> None:
         """Choose the next tokens of rows by logits `[B, vocab]`; with one that has read its prompt others begin."""
@@ -310,7 +308,7 @@ class Engine:
         for i, row in enumerate(called):
             if row.ended:
                 continue
-            self._scheduler.remember(row)
+            self._scheduler.remember([row])
             if row.pending == 0:
                 own = [row, *self._scheduler.fork(row)]
                 rows += own
@@ -320,37 +318,28 @@ class Engine:
 
     def _hand_out(self, rows: Sequence[EngineRow], failed: dict[EngineRow, Exception]) -> None:
         """Hand out the new tokens of rows, and end the requests for which there is none."""
+        self._stats.new_tokens += len(rows) - len(failed)
         for handle, reason in {row.handle: reason for row, reason in failed.items()}.items():
             self._fail(handle, reason)
-        for handle in dict.fromkeys(row.handle for row in rows):
+        each = {row.handle: None for row in rows if row.state.done or row.handle.needs_each_token}
+        for handle in each:
             if handle in self._handles:
                 self._deliver(handle)
+        for row in rows:
+            row.handle.wake_reader()
 
     def _deliver(self, handle: Handle) -> None:
-        """Hand out the new tokens of a request, and end its rows that are done."""
-        states = [row.state for row in handle.rows]
-        first = [state.num_read for state in states]
-        texts = handle.tracker.read(states)
-        pieces = []
-        for row, start, text in zip(handle.rows, first, texts, strict=True):
-            state = row.state
-            if row.ended or state.num_read == start:
-                continue
-            self._stats.new_tokens += state.num_read - start
-            reason = None
-            if state.done:
-                reason = handle.finish_reason(row)
-                text += handle.tracker.decoders[row.index].flush() if handle.tracker.decoders else ""
+        """Hand out the new tokens of a request where that is not left to its reader, and end its rows that are done."""
+        if handle.needs_each_token:
+            try:
+                for piece in handle.read_pieces():
+                    handle.deliver(piece)
+            except Exception as error:  # of a tokenizer, or of a caller's on_piece
+                self._fail(handle, error)
+                return
+        for row in handle.rows:
+            if row.state.done and not row.ended:
                 self._end_row(row)
-            new, values = state.new[start:], state.log_probabilities[start:]
-            own = None if handle.request.tokenizer is None else text
-            pieces.append(Generated(new, values, own, None, row.index, reason, row.tops[start:]))
-        try:
-            for piece in pieces:
-                handle.deliver(piece)
-        except Exception as error:  # of a caller's on_piece
-            self._fail(handle, error)
-            return
         if all(row.ended for row in handle.rows):
             self._stats.finished += 1
             self._end(handle)

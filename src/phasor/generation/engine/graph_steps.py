@@ -44,7 +44,7 @@ class LaunchedStep:
         if self.copied is not None:
             self.copied.synchronize()
         best, tokens = self.found.tolist()
-        return [(int(token), value) for token, value in zip(tokens, best, strict=True)]
+        return list(zip(map(int, tokens), best, strict=True))
 
 
 class ModelGraphs:
@@ -122,10 +122,12 @@ class GraphSteps:
 
     def _last_tokens(self, rows: list[EngineRow]) -> Tensor:
         """The last token of each row, of the step before where that has not been read."""
+        before = next((row.launched[0] for row in rows if row.launched is not None), None)
+        if before is not None and before.rows == rows:
+            return before.tokens
         known = [row.text[row.count] if row.launched is None else 0 for row in rows]
         places = [-1 if row.launched is None else row.launched[1] for row in rows]
         given = to_device(np.array([known, places]), self.cache.device)
-        before = next((row.launched[0] for row in rows if row.launched is not None), None)
         if before is None:
             return given[0]
         return torch.where(given[1] < 0, given[0], before.tokens[given[1].clamp(min=0)])

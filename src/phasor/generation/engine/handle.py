@@ -61,10 +61,12 @@ class Handle:
         self.submitted = time.monotonic()
         self.error: Exception | None = None
         self.cancelled = False
+        # Whether the engine reads each token as it comes; otherwise whoever iterates does.
+        self.needs_each_token = on_piece is not None or bool(self.tracker.decoders) or top_logprobs > 0
         self._pieces: deque[Generated] = deque()
         self._texts: list[list[str]] = [[] for _ in self.rows]
         self._changed = threading.Condition()
-        self._ended = False
+        self._waiting = self._ended = False
 
     @property
     def done(self) -> bool:
@@ -89,17 +91,48 @@ class Handle:
     def __iter__(self) -> Iterator[Generated]:
         """The pieces as they come."""
         while True:
-            with self._changed:
-                piece = self._pieces.popleft() if self._pieces else None
-                if piece is None and self._ended:
-                    self._raise()
-                    return
-            if piece is not None:
-                yield piece
-            elif not self.engine.advance():
-                with self._changed:
-                    if not self._pieces and not self._ended:
-                        self._changed.wait(timeout=1.0)
+            ended = self._ended  # read first: all that came before the end is there
+            pieces = self._take_pieces()
+            yield from pieces
+            if ended and not pieces:
+                self._raise()
+                return
+            if not pieces and not self.engine.advance():
+                self._wait_for_more()
+
+    def _take_pieces(self) -> list[Generated]:
+        with self._changed:
+            if not self.needs_each_token:
+                return self.read_pieces()
+            pieces = list(self._pieces)
+            self._pieces.clear()
+            return pieces
+
+    def _wait_for_more(self) -> None:
+        with self._changed:
+            self._waiting = True  # before the look at what has come, so that nothing comes between unnoticed
+            come = self._pieces if self.needs_each_token else any(map(has_unread, self.rows))
+            if not come and not self._ended:
+                self._changed.wait(timeout=1.0)
+            self._waiting = False
+
+    def read_pieces(self) -> list[Generated]:
+        """What is new since the last call, a piece for each continuation that has something new."""
+        states = [row.state for row in self.rows]
+        done, first = [state.done for state in states], [state.num_read for state in states]
+        pieces = []
+        for row, was_done, start, text in zip(self.rows, done, first, self.tracker.read(states), strict=True):
+            state = row.state
+            if state.num_read == start:
+                continue
+            reason = None
+            if was_done or (self.needs_each_token and state.done):  # which reading may find out: a stop text
+                reason = self.finish_reason(row)
+                text += self.tracker.decoders[row.index].flush() if self.tracker.decoders else ""
+            new, values = (x[start : state.num_read] for x in (state.new, state.log_probabilities))
+            own = None if self.request.tokenizer is None else text
+            pieces.append(Generated(new, values, own, None, row.index, reason, row.tops[start:]))
+        return pieces
 
     def result(self, timeout: float | None = None) -> Any:
         """The whole of it as a `Generated`; a list of them where `num_return_sequences` is above 1.
@@ -145,9 +178,13 @@ class Handle:
         if self.on_piece is not None:
             self.on_piece(piece)
             return
-        with self._changed:
-            self._pieces.append(piece)
-            self._changed.notify_all()
+        self._pieces.append(piece)
+
+    def wake_reader(self) -> None:
+        """Let whoever waits for a piece look again."""
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
 
     def end(self, error: Exception | None = None) -> None:
         """Say that nothing more comes."""
@@ -159,6 +196,11 @@ class Handle:
         if self.on_piece is not None:
             with suppress(Exception):  # of the caller, for whom nothing more is done
                 self.on_piece(None)
+
+
+def has_unread(row: EngineRow) -> bool:
+    """Whether nobody has read the last token of a row."""
+    return row.state.num_read < len(row.state.new)
 
 
 def sampling_filters(options: GenerationConfig) -> GenerationConfig:

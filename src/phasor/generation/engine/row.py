@@ -24,6 +24,7 @@ class EngineRow:
     index: int
     state: SequenceState
     text: list[int] = field(init=False)
+    most_new: int | None = field(init=False)
     cached: PagedRow | None = None
     followers: list[EngineRow] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)  # the likeliest tokens in the place of each new one
@@ -32,6 +33,7 @@ class EngineRow:
 
     def __post_init__(self) -> None:
         self.text = list(self.state.prompt)
+        self.most_new = self.handle.request.options.max_new_tokens
 
     @property
     def count(self) -> int:
@@ -41,13 +43,13 @@ class EngineRow:
     @property
     def pending(self) -> int:
         """The tokens to be read before the next one can be chosen."""
-        return len(self.text) + (self.launched is not None) - self.count
+        count = 0 if self.cached is None else self.cached.count
+        return len(self.text) + (self.launched is not None) - count
 
     @property
     def computes_last(self) -> bool:
         """Whether a step computes its last token."""
-        new = len(self.state.new) + (self.launched is not None)
-        return new == self.handle.request.options.max_new_tokens
+        return len(self.state.new) + (self.launched is not None) == self.most_new
 
     @property
     def needs_source(self) -> bool:

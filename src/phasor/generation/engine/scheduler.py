@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from phasor.generation.engine.row import EngineRow
@@ -78,12 +78,15 @@ class Scheduler:
         """The tokens whose keys and values are the same bits for all rows that begin with them."""
         return row.state.prompt if self.deterministic else row.text
 
-    def remember(self, row: EngineRow) -> None:
-        """Let other rows find what a row has read."""
-        if self.share_prefixes and row.cached is not None:
-            own = self.shareable(row)
-            stop = len(own) // self.multiple * self.multiple if self.deterministic else None
-            self.cache.remember(row.cached, own, stop)
+    def remember(self, rows: Sequence[EngineRow]) -> None:
+        """Let other rows find what rows have read."""
+        if not self.share_prefixes:
+            return
+        for row in rows:
+            if row.cached is not None and row.cached.count >= (row.cached.num_keys + 1) * self.cache.page_size:
+                own = self.shareable(row)
+                stop = len(own) // self.multiple * self.multiple if self.deterministic else None
+                self.cache.remember(row.cached, own, stop)
 
     def fork(self, row: EngineRow) -> list[EngineRow]:
         """Begin the rows with the same prompt, which a row has just read, as far as there is room; others wait."""
@@ -113,12 +116,16 @@ class Scheduler:
 
     def reads_prompt(self, row: EngineRow) -> bool:
         """Whether a row has more to read than the last token that was chosen."""
-        return row.count < len(row.state.prompt) if self.deterministic else row.pending > 1 or row.count == 0
+        if self.deterministic:
+            return row.count < len(row.state.prompt)
+        return row.cached is not None and (row.pending > 1 or row.cached.count == 0)
 
     def prompt_batches(self) -> Iterator[EngineBatch]:
         """Calls that read prompts, of about `chunk` tokens together; each is run before the next is asked for."""
         budget = self.chunk
         rows = [row for row in self.running if self.reads_prompt(row)]
+        if not self.deterministic:
+            rows.sort(key=lambda row: row.pending)  # those of a call are padded to the longest
         while rows and budget > 0:
             batch = self.next_prompts(rows)
             rows = rows[len(batch.rows) :]
@@ -162,14 +169,14 @@ class Scheduler:
 
         There is none where that are all of its rows.
         """
-        kept = []
         for row, new in zip(batch.rows, batch.new, strict=True):
+            if row.cached is not None and row.cached.count + new <= row.cached.reserved:
+                continue
             while row.cached is not None and not self.cache.room_for(row.cached, new):
                 self.set_row_back(self.running[-1])
             if row.cached is not None:
                 self.cache.reserve(row.cached, new)
-                kept.append((row, new))
-        kept = [(row, new) for row, new in kept if row.cached is not None]
+        kept = [(row, new) for row, new in zip(batch.rows, batch.new, strict=True) if row.cached is not None]
         if kept:
             fill = TILE - len(kept) if self.deterministic and not self.reads_prompt(kept[0][0]) else 0
             yield EngineBatch([row for row, _ in kept], [new for _, new in kept], fill, round_up=self.deterministic)

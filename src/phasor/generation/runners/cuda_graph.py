@@ -210,7 +210,11 @@ def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # On a stream of this device, for this thread alone: others may use CUDA meanwhile.
-    with no_garbage_collection(), state_restored(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+    with (
+        no_garbage_collection(),
+        state_restored(),
+        torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
+    ):
         result = body()
 
     def run() -> Tensor:

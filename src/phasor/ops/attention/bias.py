@@ -73,7 +73,9 @@ class TokenBias:
         """The same bias with the tensors `[B, T, ...]` of queries and of keys rearranged."""
         raise NotImplementedError(f"{type(self).__name__} does not implement map")
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
+    def block(
+        self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
+    ) -> Tensor:
         """The bias between queries and keys given by index, `[B, H, queries, keys]`.
 
         The keys are all that the mask shows the queries; without a mask they see every key.
@@ -109,7 +111,9 @@ class SumBias(TokenBias):
         own = (None if x is None else change(x) for x, change in zeros)
         return SumBias(of_queries(self.queries), of_keys(self.keys), self.unit, *own)
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
+    def block(
+        self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
+    ) -> Tensor:
         of_queries, of_keys = (x.mT[..., index] for x, index in ((self.queries, queries), (self.keys, keys)))
         difference = (of_queries[..., :, None] - of_keys[..., None, :]).to(dtype) * self.unit
         if self.query_zeros is not None:

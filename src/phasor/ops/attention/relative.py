@@ -83,7 +83,9 @@ class ProductBias(TokenBias):
         rows = self.rows.map(len(self.q), of_queries, of_keys)
         return replace(self, q=of_queries(self.q), k=of_keys(self.k), rows=rows)
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
+    def block(
+        self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
+    ) -> Tensor:
         rows = self.rows.block(queries, keys)
         terms = []
         if self.query_table is not None:

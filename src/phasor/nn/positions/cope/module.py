@@ -40,7 +40,9 @@ class CountBias(TokenBias):
     def map(self, of_queries: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]) -> CountBias:
         return replace(self, q=of_queries(self.q), k=of_keys(self.k))
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
+    def block(
+        self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
+    ) -> Tensor:
         with no_autocast(self.q):
             q, k = self.q[:, queries].to(dtype), self.k[:, keys].to(dtype)
             gates = torch.sigmoid(products(q, k) * self.scale)  # [B, H, Tq, Tk]

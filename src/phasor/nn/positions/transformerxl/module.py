@@ -50,7 +50,9 @@ class SinusoidBias(TokenBias):
         of_q, of_k = codes(self.query_codes, of_queries), codes(self.key_codes, of_keys)
         return replace(self, q=of_queries(self.q), query_codes=of_q, key_codes=of_k)
 
-    def block(self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None) -> Tensor:
+    def block(
+        self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
+    ) -> Tensor:
         cos, sin = (x[:, queries, None].to(dtype) for x in self.query_codes)  # [B or 1, Tq, 1, F]
         codes = torch.cat([x[:, keys].to(dtype) for x in self.key_codes], dim=-1)  # [B or 1, Tk, 2 F]
         with no_autocast(self.q):
