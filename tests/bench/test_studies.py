@@ -14,7 +14,7 @@ import torch
 from commands import CommandRunner
 
 from phasor.bench import STUDIES
-from phasor.bench.studies import attention_kernels, scaling, sparse, stream
+from phasor.bench.studies import attention_kernels, linear_attention, scaling, sparse, stream
 from phasor.bench.study import load_study, run_study
 
 # What the results of earlier runs in benchmarks/results have, so that new ones can be compared with them.
@@ -23,7 +23,7 @@ KEYS = {
     "attention-kernels": {"checks", "matmul_tflops", "rows"},
     "schemes": {"rows"},
     "sparse": {"checks", "rows"},
-    "linear-attention": {"copy bytes/s", "checks", "rows"},
+    "linear-attention": {"copy bytes/s", "rows", "slopes"},
     "scaling": {"rows", "slopes"},
     "fused": {"rows"},
     "train-gpu": {"length", "rows", "weights", "limit", "systems"},
@@ -110,6 +110,23 @@ def test_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(stream.ChunkReader, "__call__", lambda self, tokens: 1.01 * forward(self, tokens))
         with pytest.raises(ValueError, match="phasor with a window of 8 is off by"):
             run_study("stream", device="cpu", tiny=True, say=silent)
+
+
+def test_no_time_for_linear_attention_that_is_wrong_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = linear_attention.gated_delta
+
+    def wrong_when_long(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, state = right(*given)
+        return (y if given[0].shape[2] < 300 else 1.01 * y), state
+
+    monkeypatch.setitem(linear_attention.OPERATIONS, "delta", wrong_when_long)
+    settings = {"kinds": (), "batches": (), "operations": ("delta",)}
+    rows = run_study("linear-attention", settings, device="cpu", tiny=True, say=silent)["rows"]
+    assert [(row["tokens"], "forward_ms" in row) for row in rows if row["who"] == "phasor"] == [
+        (70, True),
+        (330, False),
+    ]
+    assert "delta over 330 tokens is off by" in rows[1]["failed"]
 
 
 def test_a_failure_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

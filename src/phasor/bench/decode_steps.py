@@ -18,13 +18,18 @@ ROOM = 128  # tokens that are decoded while a step is timed
 
 @torch.inference_mode()
 def decode_step_row(study: Study, model: Transformer, batch: int, context: int) -> dict[str, Any]:
-    """Milliseconds of a step, tokens per second, and the share of the limit: weights in use and cache read once."""
+    """Milliseconds of a step, tokens per second, and the share of the limit.
+
+    The limit is to read weights in use and the cache once, and to write states, which all change, once too.
+    """
     runner = graph_runner(study, StepSpec(model, rows=batch, max_length=context + ROOM))
     fill_cache(runner, context)
     ms = study.machine.timer.back_to_back_ms(runner.run)
     kept = [x for tensors in runner.buffers.cache.layers for x in tensors.values()]
     per_token = sum(x[0, 0].nbytes for x in kept)
     read = step_bytes(model, batch) + batch * sum(min(context, x.shape[1]) * x[0, 0].nbytes for x in kept)
+    states = sum(x.nbytes for tensors in runner.buffers.cache.states for x in tensors.values())
+    limit_ms = 1e3 / study.machine.bandwidth
     return {
         "runner": type(runner).__name__,
         "batch": batch,
@@ -32,8 +37,8 @@ def decode_step_row(study: Study, model: Transformer, batch: int, context: int) 
         "step_ms": ms,
         "tokens/s": 1e3 * batch / ms,
         "cache bytes per token": per_token,
-        "of limit": 1e3 * read / study.machine.bandwidth / ms,
-    }
+        "of limit": limit_ms * (read + 2 * states) / ms,
+    } | ({"state bytes per row": states // batch, "of reading": limit_ms * (read + states) / ms} if states else {})
 
 
 def graph_runner(study: Study, spec: StepSpec) -> CudaGraphRunner:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -70,6 +72,37 @@ def transformers_tokens(model: Any, prompts: list[list[int]], count: int, **opti
         **options,
     )
     return out[:, 1 if model.config.is_encoder_decoder else width :].tolist()
+
+
+@contextlib.contextmanager
+def compiling_in_parallel() -> Iterator[None]:
+    """Triton kernels that choose one of many configurations compile those at the same time, and time each briefly.
+
+    One after the other, the hundreds of configurations of some libraries take minutes.
+    """
+    triton: Any = importlib.import_module("triton") if is_installed("triton") and torch.cuda.is_available() else None
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None:
+        yield
+        return
+    autotuner, do_bench = triton.runtime.autotuner.Autotuner, importlib.import_module("triton.testing").do_bench
+    run = autotuner.run
+
+    def compile_and_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.cache and len(self.configs) > 1:
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            self._do_bench = functools.partial(do_bench, warmup=5, rep=25)
+            # What does not compile is left out when it is timed.
+            with contextlib.suppress(Exception), ThreadPoolExecutor() as pool, mode(pool, ignore_errors=True):
+                for config in self.prune_configs(kwargs):
+                    self.fn.run(*args, **kwargs | config.all_kwargs() | {"warmup": True})
+        return run(self, *args, **kwargs)
+
+    autotuner.run = compile_and_run
+    try:
+        yield
+    finally:
+        autotuner.run = run
 
 
 def with_liger(model: Any) -> Any:

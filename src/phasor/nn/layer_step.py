@@ -14,6 +14,7 @@ from torch import Tensor
 
 from phasor.ops.attention import Mask
 from phasor.ops.custom_op import custom_op
+from phasor.ops.linear_attention import linear_attention_step
 
 # Given queries, keys, values and gates, the state before them and where documents begin: outputs and the last state.
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
@@ -68,8 +69,16 @@ class LayerStep:
                 self.states[name].copy_(x.detach())
 
     def recur(self, recurrence: Recurrence, *tensors: Tensor, starts: Tensor | None) -> Tensor:
-        """What a recurrence gives for the tokens of this call, of tensors `[B, H, T, ...]`; its state is kept."""
-        y, state = recurrence(*tensors, state=self.state("state"), starts=starts)
+        """What a recurrence gives for the tokens of this call, of tensors `[B, H, T, ...]`; its state is kept.
+
+        That of a single token is updated where it is.
+        """
+        state = self.state("state")
+        if state is not None and tensors[0].shape[2] == 1 and not torch.is_grad_enabled():
+            q, k, v, log_decay, *strength = tensors
+            y = linear_attention_step(q, k, v, log_decay, *strength or [None], state, starts)
+        else:
+            y, state = recurrence(*tensors, state=state, starts=starts)
         self.store(state=state)
         return y
 

@@ -11,8 +11,10 @@ from phasor.config import LayerConfig
 from phasor.evaluation.stream import evaluate_stream
 from phasor.kv_cache.static import StaticKVCache
 from phasor.models.windows import window_config
+from phasor.nn import layer_step
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
+from phasor.ops.linear_attention import linear_attention_step
 
 SAME = 1e-12  # float64, of the largest value: the same sums in another order
 CLOSE = 1e-6  # float32, of the largest value: the rounding of sums over rows of 11 tokens
@@ -184,6 +186,25 @@ def test_static_caches_reorder_states():
     order = [2, 0, 0]
     pieces = [pieces[0][order], *(model(ids[order, i : i + 1], cache=static) for i in range(3, COUNT))]
     assert_close(torch.cat(pieces, dim=1), model(ids[order])[:, 2:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_static", [False, True])
+def test_one_token_changes_states_where_they_are(is_static, monkeypatch):
+    """In one operation for each layer: no other state is computed and copied."""
+    model, ids, changed = hybrid(), tokens(2, COUNT), []
+
+    def step(*tensors):
+        changed.append(tensors[5].data_ptr())
+        return linear_attention_step(*tensors)
+
+    monkeypatch.setattr(layer_step, "linear_attention_step", step)
+    cache = model.new_cache(2, COUNT)
+    model(ids[:, :-1], cache=cache)
+    assert not changed
+    y = model(ids[:, -1:], cache=StaticKVCache(cache) if is_static else cache)
+    assert changed == [cache.states[i]["state"].data_ptr() for i in range(2)]
+    assert_close(y, model(ids)[:, -1:], 1e-5)
 
 
 def test_a_chunk_after_a_cache_has_gradients():

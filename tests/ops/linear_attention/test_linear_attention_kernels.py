@@ -8,6 +8,7 @@ from test_linear_attention import assert_close, draw, gradients, run
 from phasor.ops.dispatch import force_path
 from phasor.ops.linear_attention import (
     GATED_DELTA,
+    LINEAR_ATTENTION_STEP,
     gated_delta,
     gated_delta_ref,
     linear_attention_step,
@@ -122,7 +123,7 @@ def test_one_token_updates_the_state_in_place(operation, reference, dtype):
     strength, state = rounded[4] if operation is gated_delta else None, rounded[5].clone()
     tolerance = SINGLE if dtype == torch.float32 else 2**-8  # the output is rounded once
     with force_path("triton"):
-        assert GATED_DELTA.explain(*rounded)[0] == "Triton kernel of one token"
+        assert LINEAR_ATTENTION_STEP.explain(*rounded[:4], strength, state)[0] == "Triton kernel of one token"
         assert_close(run(operation, [*rounded, arguments[6]]), expected, tolerance)
         y = linear_attention_step(*rounded[:4], strength, state, arguments[6])
     assert_close([y, state], expected, tolerance)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2, stride_or_0
 from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
 from phasor.ops.linear_attention.chunked import CHUNK
@@ -65,8 +65,14 @@ class ChunkLayout:
 
 
 def strides(**tensors: Tensor) -> dict[str, int]:
-    """The strides of batch, heads and tokens of `[B, H, T, D]` by the names that kernels have for them."""
-    return {f"stride_{name}{dim}": x.stride(i) for name, x in tensors.items() for i, dim in enumerate("bht")}
+    """The strides of batch, heads and tokens of `[B, H, T, D]` by the names that kernels have for them.
+
+    That of a single row is 0: of a million tokens it would take 64 bits, for which kernels would be compiled again.
+    """
+    found = {}
+    for name, x in tensors.items():
+        found |= {f"stride_{name}b": stride_or_0(x, 0), f"stride_{name}h": x.stride(1), f"stride_{name}t": x.stride(2)}
+    return found
 
 
 def for_kernels(args: LinearAttentionArgs) -> LinearAttentionArgs:

@@ -119,19 +119,17 @@ def step_why_not(
     value: Tensor,
     log_decay: Tensor,
     strength: Tensor | None,
-    state: Tensor | None = None,
+    state: Tensor,
     starts: Tensor | None = None,
 ) -> str | None:
     """Why the kernel of one token does not compute this; None where it does."""
-    if value.shape[2] != 1:
-        return f"there are {value.shape[2]} tokens, not one"
     reason = kernel_why_not(query, key, value, log_decay, strength, state, starts)
     if reason is not None:
         return reason
     if torch.compiler.is_compiling():
         return "the kernel writes into its arguments, which a compiler does not see"
-    if state is None or state.dtype != torch.float32 or not state.is_contiguous():
-        return "there is no contiguous float32 state"
+    if state.dtype != torch.float32 or not state.is_contiguous():
+        return "the state is not contiguous in float32"
     return "a gradient is needed" if needs_grad(query, key, value, log_decay, strength, state) else None
 
 
@@ -147,20 +145,4 @@ def step_in_place(
     """The output of one token, whose state replaces the one given."""
     from phasor.ops.linear_attention.step_kernel import step
 
-    return step(LinearAttentionArgs(query, key, value, log_decay, strength, state, starts), state)
-
-
-def step_to_new_state(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The output of one token and the state after it."""
-    from phasor.ops.linear_attention.step_kernel import step
-
-    after = torch.empty_like(state)
-    return step(LinearAttentionArgs(query, key, value, log_decay, strength, state, starts), after), after
+    return step(LinearAttentionArgs(query, key, value, log_decay, strength, state, starts))

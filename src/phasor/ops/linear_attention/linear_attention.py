@@ -18,7 +18,6 @@ from phasor.ops.linear_attention.kernel_op import (
     gated_delta_kernel,
     kernel_why_not,
     step_in_place,
-    step_to_new_state,
     step_why_not,
 )
 from phasor.ops.linear_attention.reference import causal_convolution_ref, join_windows
@@ -206,7 +205,6 @@ def causal_convolution_conv1d(
 
 # Without strength this is retention.
 GATED_DELTA = Dispatch(
-    Path("Triton kernel of one token", step_to_new_state, step_why_not),
     Path("Triton kernels, in chunks", gated_delta_kernel, kernel_why_not),
     Path("torch, in chunks", gated_delta_in_chunks),
 )

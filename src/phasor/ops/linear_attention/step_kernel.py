@@ -14,7 +14,7 @@ BLOCK_V = 16  # with heads of 128 this is eight programs per head, and a row of 
 
 
 @triton.jit
-def step_kernel(q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, starts_ptr, state_ptr, after_ptr, out_ptr,
+def step_kernel(q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, starts_ptr, state_ptr, out_ptr,
                 num_heads, group_size, stride_qb, stride_qh, stride_kb, stride_kh, stride_vb, stride_vh,
                 KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
                 HAS_STARTS: tl.constexpr, IS_DELTA: tl.constexpr):  # fmt: skip
@@ -36,7 +36,7 @@ def step_kernel(q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, starts_ptr, state_ptr, aft
     if IS_DELTA:
         v = (v - tl.sum(state * k[:, None], 0)) * tl.load(beta_ptr + row).to(tl.float32)
     state += k[:, None] * v[None, :]
-    tl.store(after_ptr + offsets, state, mask=mask)
+    tl.store(state_ptr + offsets, state, mask=mask)
     out = tl.sum(state * q[:, None], 0)
     tl.store(out_ptr + row * VALUE_DIM + offs_v, out.to(out_ptr.dtype.element_ty), mask=offs_v < VALUE_DIM)
 
@@ -44,15 +44,14 @@ def step_kernel(q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, starts_ptr, state_ptr, aft
 launch_step = KernelLauncher(step_kernel)
 
 
-def step(args: LinearAttentionArgs, after: Tensor) -> Tensor:
-    """The output `[B, H, 1, value_dim]`; the state goes to `after`, which may be the one it is computed from."""
+def step(args: LinearAttentionArgs) -> Tensor:
+    """The output `[B, H, 1, value_dim]`; the state is updated in place."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (args.q, args.k, args.v))
     (batch, key_heads, _, key_dim), (heads, value_dim) = k.shape, v.shape[1::2]
     out = v.new_empty(v.shape)
     launch_step(
         v, {"q_ptr": q, "k_ptr": k, "v_ptr": v, "g_ptr": args.log_decay.contiguous(),
-            "beta_ptr": contiguous(args.strength), "starts_ptr": args.starts, "state_ptr": args.state,
-            "after_ptr": after, "out_ptr": out},
+            "beta_ptr": contiguous(args.strength), "starts_ptr": args.starts, "state_ptr": args.state, "out_ptr": out},
         (cdiv(value_dim, BLOCK_V), batch * heads), num_heads=heads, group_size=heads // key_heads,
         stride_qb=q.stride(0), stride_qh=q.stride(1), stride_kb=k.stride(0), stride_kh=k.stride(1),
         stride_vb=v.stride(0), stride_vh=v.stride(1), KEY_DIM=key_dim, VALUE_DIM=value_dim,
