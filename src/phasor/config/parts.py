@@ -158,9 +158,14 @@ class PlacementConfig(Choice, what="placement"):
     multiplier: float = 1.0
     block_scale: bool = False
     final_norm: ClassVar[bool] = True
+    norms_per_sublayer: ClassVar[int] = 1
 
     def check(self) -> None:
         positive(self, "multiplier")
+
+    def norms(self, sublayers: int, *, first: bool = False) -> range:
+        """The numbers of a block's norms, or of the first block's."""
+        return range(self.norms_per_sublayer * sublayers)
 
 
 class PreConfig(PlacementConfig, kind="pre"):
@@ -173,6 +178,9 @@ class PreConfig(PlacementConfig, kind="pre"):
     normed_stream: bool = False
     first_norm: bool = True
 
+    def norms(self, sublayers: int, *, first: bool = False) -> range:
+        return range(1 if first and not self.first_norm else 0, sublayers)
+
 
 class PostConfig(PlacementConfig, kind="post"):
     """norm(x + f(x)), as in the 2017 Transformer."""
@@ -182,6 +190,8 @@ class PostConfig(PlacementConfig, kind="post"):
 
 class SandwichConfig(PlacementConfig, kind="sandwich"):
     """x + norm(f(norm(x))), a norm on both sides (Gemma 2, Grok-1)."""
+
+    norms_per_sublayer: ClassVar[int] = 2
 
 
 class DeepNormConfig(PlacementConfig, kind="deepnorm"):
@@ -198,6 +208,9 @@ class ParallelConfig(PlacementConfig, kind="parallel"):
     """x + attention(norm(x)) + feedforward(norm(x)), one norm for both (PaLM, GPT-J) or one each (NeoX)."""
 
     shared_norm: bool = True
+
+    def norms(self, sublayers: int, *, first: bool = False) -> range:
+        return range(1 if self.shared_norm else sublayers)
 
 
 class EmbeddingConfig(Config):
@@ -233,6 +246,44 @@ class EmbeddingConfig(Config):
             positive(self, "scale")
         not_negative(self, "token_types", "mask_token", most=MOST_WIDTH)
 
+    def table(self, vocab_size: int, dim: int) -> Weights:
+        """The weights of a token table, and of the projection to the width of a stack where there is one."""
+        width = self.width or dim
+        found = {"weight": Weight((vocab_size, width))}
+        projects = self.width is not None and self.project == "tokens"
+        return found | with_prefixes({"project": linear(dim, width)} if projects else {})
+
+    def weights(self, model: ModelConfig) -> Weights:
+        """The weights in front of the stacks, by their names in the model."""
+        parts = {"tokens": self.table(model.vocab_size, model.dim)}
+        if self.source_vocab_size is not None:
+            parts["source_tokens"] = self.table(self.source_vocab_size, model.for_side("encoder").dim)
+        if self.per_layer_width is not None:
+            width = model.num_layers * self.per_layer_width
+            others = {"project": linear(width, model.dim), "norm": model.norm.weights(self.per_layer_width)}
+            parts["per_layer"] = {"weight": Weight((model.vocab_size, width))} | with_prefixes(others)
+        if self.front_end is not None:
+            parts["front_end"] = self.front_end.weights()
+        return with_prefixes(parts)
+
+    def stack_weights(self, model: ModelConfig) -> Weights:
+        """The weights that each stack has for its input, by their names in it."""
+        parts: dict[str, Weights] = {}
+        if self.token_types:
+            parts["token_types"] = {"weight": Weight((self.token_types, model.input_width))}
+        if self.norm:
+            parts["embedding_norm"] = model.norm.weights(model.input_width)
+        if self.project == "sum":
+            parts["project"] = linear(model.dim, model.input_width, bias=True)
+        return with_prefixes(parts)
+
+    def block_weights(self, model: ModelConfig) -> Weights:
+        """The weights that each block has for the vectors of its tokens, by their names in it."""
+        if (width := self.per_layer_width) is None:
+            return {}
+        parts = {"gate": linear(width, model.dim), "project": linear(model.dim, width)}
+        return with_prefixes({"layer_input": with_prefixes(parts | {"norm": model.norm.weights(model.dim)})})
+
 
 POOLERS = {
     "none": "no vector for the whole sequence",
@@ -258,6 +309,14 @@ class HeadConfig(Choice, what="head"):
                 f"{type(self).__name__}.pooler must be one of {known}: the head's output is the pooled vector"
             )
 
+    def pooler_weights(self, model: ModelConfig) -> Weights:
+        """The weights of the pooler, by their names in it."""
+        return with_prefixes({"dense": linear(model.dim, model.dim, bias=True)} if self.pooler == "first" else {})
+
+    def weights(self, model: ModelConfig) -> Weights:
+        """The weights of the head, by their names in it."""
+        return {}
+
 
 class LogitsConfig(HeadConfig):
     """What heads with logits over the vocabulary share; the multiplier "rsqrt" is 1/sqrt(dim)."""
@@ -271,6 +330,16 @@ class LogitsConfig(HeadConfig):
         positive(self, "softcap")
         if self.multiplier != "rsqrt":
             positive(self, "multiplier")
+
+    def projects(self, embedding: EmbeddingConfig) -> bool:
+        """Whether a layer of its own leads back to the width of the token table."""
+        return embedding.width is not None
+
+    def weights(self, model: ModelConfig) -> Weights:
+        width = model.embedding.width or model.dim
+        found = {} if model.embedding.tied else {"weight": Weight((model.vocab_size, width))}
+        found |= {"bias": Weight((model.vocab_size,))} if self.bias else {}
+        return found | with_prefixes({"project": linear(width, model.dim)} if self.projects(model.embedding) else {})
 
 
 class LanguageHeadConfig(LogitsConfig, kind="lm"):
@@ -288,6 +357,13 @@ class MaskedHeadConfig(LogitsConfig, kind="mlm"):
         super().check()
         require_plain(self.activation, "activation of the masked head")
 
+    def projects(self, embedding: EmbeddingConfig) -> bool:
+        return super().projects(embedding) and embedding.project == "tokens"
+
+    def weights(self, model: ModelConfig) -> Weights:
+        dense, norm = linear(model.input_width, model.dim, bias=self.dense_bias), model.norm.weights(model.input_width)
+        return super().weights(model) | with_prefixes({"dense": dense, "norm": norm})
+
 
 class NoHeadConfig(HeadConfig, kind="none"):
     """The last hidden states.
@@ -296,6 +372,10 @@ class NoHeadConfig(HeadConfig, kind="none"):
     """
 
     project: bool = False
+
+    def weights(self, model: ModelConfig) -> Weights:
+        width = model.embedding.width or model.dim
+        return with_prefixes({"project": linear(width, model.dim)} if self.project else {})
 
 
 class DenseConfig(Config):
@@ -325,6 +405,12 @@ class PooledHeadConfig(HeadConfig, kind="pooled"):
     normalize: bool = False
     of_sequence: ClassVar[bool] = True
 
+    def pooler_weights(self, model: ModelConfig) -> Weights:
+        inputs = (model.dim, *(layer.out_features for layer in self.dense))
+        layers = enumerate(zip(self.dense, inputs, strict=False))
+        found = {f"layers.{i}": linear(layer.out_features, n, bias=layer.bias) for i, (layer, n) in layers}
+        return super().pooler_weights(model) | with_prefixes(found)
+
 
 class ClassifierConfig(HeadConfig):
     """What heads with a score for each of their labels share.
@@ -347,6 +433,14 @@ class ClassifierConfig(HeadConfig):
             require_plain(self.dense, "activation of a classifier's dense layer")
         elif self.dense_norm:
             raise ValueError(f"{type(self).__name__}.dense_norm needs dense: there is no dense layer to normalize")
+
+    def weights(self, model: ModelConfig) -> Weights:
+        parts = {"score": linear(len(self.labels), model.dim, bias=self.score_bias)}
+        if self.dense is not None:
+            parts["dense"] = linear(model.dim, model.dim, bias=self.dense_bias)
+        if self.dense_norm:
+            parts["norm"] = model.norm.weights(model.dim)
+        return with_prefixes(parts)
 
 
 class SequenceClassifierConfig(ClassifierConfig, kind="sequence-classifier"):
