@@ -253,7 +253,7 @@ def test_wrong_arguments_are_errors(options: dict[str, Any], message: str) -> No
 def test_latent_attention_is_called_with_what_backends_asks_about(
     held: int, count: int, absorbed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of all heads, or latent vectors, of which values are a part; `attended` tells the shapes."""
+    """Keys of all heads, or latent vectors, of which values are a part; `attend_shapes` tells the shapes."""
     config = small(attention="latent", num_layers=1)
     model, called = phasor.Transformer(config).eval(), []
     attention = model.decoder.blocks[0].attention  # type: ignore[union-attr]
@@ -267,7 +267,7 @@ def test_latent_attention_is_called_with_what_backends_asks_about(
         for tokens in filter(None, (held, count)):
             model(torch.randint(0, 50, (1, tokens)), cache=cache)
     q, k, v = called[-1]
-    assert attention.attended(count, held + count) == (*q.shape[2:], k.shape[2], v.shape[3])
+    assert attention.attend_shapes(count, held + count) == (*q.shape[2:], k.shape[2], v.shape[3])
     assert (k.shape[2] == 1) == absorbed
 
 

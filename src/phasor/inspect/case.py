@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
-from phasor.nn.attention.base import AttendedShapes, AttentionContext
+from phasor.nn.attention.base import AttendShapes, AttentionContext
 from phasor.nn.attention.gated_delta.module import GatedDeltaAttention
 from phasor.nn.attention.recurrent import RecurrentAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
@@ -179,7 +179,7 @@ class Case:
     def chooses(self) -> bool:
         """Whether the layer's attention keeps all tokens, and attends to some that it chooses."""
         cached = self.cached if self.decodes else 0
-        return self.recurrent is None and self.layer.attention.present and self.attended(cached) is None
+        return self.recurrent is None and self.layer.attention.present and self.attend_shapes(cached) is None
 
     @property
     def cached(self) -> int:
@@ -187,13 +187,13 @@ class Case:
         config = self.layer.attention
         return self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
 
-    def attended(self, cached: int = 0) -> AttendedShapes | None:
+    def attend_shapes(self, cached: int = 0) -> AttendShapes | None:
         """What attention to all keys is called with, where the tokens follow some in a cache."""
-        return self.block.attention.attended(self.length, cached + self.length)
+        return self.block.attention.attend_shapes(self.length, cached + self.length)
 
     def attention_args(self, cached: int = 0) -> AttentionArgs:
         """What self-attention is called with, where the tokens follow some in a cache."""
-        shapes, keys = self.attended(cached), cached + self.length
+        shapes, keys = self.attend_shapes(cached), cached + self.length
         assert shapes is not None
         q = self.tensor(1, self.length, shapes.num_heads, shapes.head_dim)
         k = self.tensor(1, keys, shapes.num_kv_heads, shapes.head_dim)

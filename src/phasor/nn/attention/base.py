@@ -78,7 +78,7 @@ def cap_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x
 Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number
 
 
-class AttendedShapes(NamedTuple):
+class AttendShapes(NamedTuple):
     """The heads and widths of the queries, keys and values that `attend` is called with."""
 
     num_heads: int
@@ -121,7 +121,7 @@ class Attention(KindModule):
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement forward")
 
-    def attended(self, queries: int, keys: int) -> AttendedShapes | None:
+    def attend_shapes(self, queries: int, keys: int) -> AttendShapes | None:
         """What `attend` is called with for that many queries over that many keys; None where it is not."""
         return None
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.nn.adapted import effective_weight
-from phasor.nn.attention.base import AttendedShapes, Attention, AttentionContext, attend
+from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen
 from phasor.nn.norm import build_norm
@@ -51,13 +51,13 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         shape = x.shape[1], keys, self.head_dim
         return prepare_mask(mask, x, shape, plain_scores=positions is None, positions=positions)
 
-    def attended(self, queries: int, keys: int) -> AttendedShapes | None:
+    def attend_shapes(self, queries: int, keys: int) -> AttendShapes | None:
         rope, _, value, rank = self.sizes
         if self.chooses(keys):
             return None
         if self.absorbs(queries, keys):
-            return AttendedShapes(self.num_heads, rope + rank, 1, rank)
-        return AttendedShapes(self.num_heads, self.head_dim, self.num_heads, max(self.head_dim, value))
+            return AttendShapes(self.num_heads, rope + rank, 1, rank)
+        return AttendShapes(self.num_heads, self.head_dim, self.num_heads, max(self.head_dim, value))
 
     def score_options(self) -> dict[str, Any]:
         return {"scale": self.scale, "dropout": self.dropout if self.training else 0.0}

@@ -16,7 +16,7 @@ from phasor.config import (
     StridedConfig,
     TopKConfig,
 )
-from phasor.nn.attention.base import AttendedShapes, Attention, AttentionContext, Rows, attend
+from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, Rows, attend
 from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
@@ -102,8 +102,8 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         shape = x.shape[1], keys, self.head_dim
         return prepare_sparse_mask(mask, x, shape, plain_scores=plain, positions=positions)
 
-    def attended(self, queries: int, keys: int) -> AttendedShapes:
-        return AttendedShapes(self.num_heads, self.head_dim, self.num_kv_heads, self.head_dim)
+    def attend_shapes(self, queries: int, keys: int) -> AttendShapes:
+        return AttendShapes(self.num_heads, self.head_dim, self.num_kv_heads, self.head_dim)
 
     def score_options(self) -> dict[str, Any]:
         dropout = self.dropout if self.training else 0.0
