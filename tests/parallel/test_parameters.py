@@ -94,7 +94,10 @@ PARTS = {
         "shape": "encoder",
         "head": {"kind": "pooled", "dense": [{"out_features": 5}, {"out_features": 3}]},
     },
-    "classifier": {"shape": "encoder", "head": {"kind": "sequence-classifier", "dense": "gelu-tanh", "dense_norm": True}},
+    "classifier": {
+        "shape": "encoder",
+        "head": {"kind": "sequence-classifier", "dense": "gelu-tanh", "dense_norm": True},
+    },
     "sides of two widths": {
         "shape": "encoder-decoder",
         "embedding": {"width": 16, "source_vocab_size": 40},

@@ -92,7 +92,9 @@ OPERATIONS = (
         "attention after a cache",
         ATTENTION,
         lambda case: case.attention_args(case.cached),
-        lambda case: case.attend_shapes(case.cached) is not None and not case.sparse and case.decodes and case.length > 1,
+        lambda case: (
+            case.attend_shapes(case.cached) is not None and not case.sparse and case.decodes and case.length > 1
+        ),
     ),
     Operation("attention to chosen tokens", CHOSEN, lambda case: (case,), lambda case: case.chooses),
     Operation("sparse attention", SPARSE_ATTENTION, lambda case: case.attention_args(), lambda case: case.sparse),
