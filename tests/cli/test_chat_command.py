@@ -167,7 +167,7 @@ def test_a_terminal(folder: Path, tmp_path: Path) -> None:
         screen.type("/resett")
         assert "unknown command '/resett' (did you mean '/reset'?)" in screen.read_until("/exit\n> ")
         screen.type("/help")
-        assert "/save FILE" in screen.read_until("turn, whatever follows.\n> ")
+        assert "/save FILE" in screen.read_until("turn, and no command.\n> ")
         screen.interrupt("/exit or Ctrl-D ends\n> ")
         screen.type("/exit")
         assert screen.end() == 0

@@ -61,6 +61,7 @@ def small(**fields: Any) -> phasor.ModelConfig:
         ({"attention": {"sink_logits": True}}, "reference in blocks", "sink logits"),
         ({"position": "alibi"}, "SDPA in blocks", "bias"),
         ({"position": "t5"}, "SDPA in blocks", "bias"),
+        ({"attention": "latent", "position": {"kind": "rotary", "rotary_dim": 2}}, "one call", ""),
     ],
 )
 def test_attention_takes_the_path_that_backends_reports(
@@ -246,6 +247,38 @@ def test_training_in_float8_has_its_own_paths() -> None:
 def test_wrong_arguments_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         phasor.backends(**options)
+
+
+@pytest.mark.parametrize(("held", "count", "absorbed"), [(0, 9, False), (64, 2, True), (64, 60, False)])
+def test_latent_attention_is_called_with_what_backends_asks_about(
+    held: int, count: int, absorbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of all heads, or latent vectors, of which values are a part; `attend_shapes` tells the shapes."""
+    config = small(attention="latent", num_layers=1)
+    model, called = phasor.Transformer(config).eval(), []
+    attention = model.decoder.blocks[0].attention  # type: ignore[union-attr]
+
+    def record(path: Path) -> Path:
+        return path._replace(run=lambda q, k, v, *rest: called.append((q, k, v)) or path.run(q, k, v, *rest))
+
+    monkeypatch.setattr(ATTENTION, "paths", tuple(map(record, ATTENTION.paths)))
+    with torch.no_grad():
+        cache = model.new_cache(1, 128)
+        for tokens in filter(None, (held, count)):
+            model(torch.randint(0, 50, (1, tokens)), cache=cache)
+    q, k, v = called[-1]
+    assert attention.attend_shapes(count, held + count) == (*q.shape[2:], k.shape[2], v.shape[3])
+    assert (k.shape[2] == 1) == absorbed
+
+
+def test_an_indexer_has_a_row_where_it_leaves_tokens_out() -> None:
+    attention = {"kind": "latent", "q_rank": 8, "indexer": {"num_heads": 2, "head_dim": 4, "top_k": 16}}
+    config = small(attention=attention, position={"kind": "rotary", "rotary_dim": 2})
+    rows = {n: [row.op for row in phasor.backends(config, device="cuda", length=n).ops] for n in (8, 16, 17)}
+    assert [row for row in rows[8] if "attention" in row] == ["attention", "attention after a cache"]
+    assert [row for row in rows[16] if "attention" in row] == ["attention", "attention to chosen tokens"]
+    assert [row for row in rows[17] if "attention" in row] == ["attention to chosen tokens"]
+    assert all("rotation" in row for row in rows.values())
 
 
 def test_layers_with_a_state_have_their_own_operations() -> None:

@@ -17,6 +17,7 @@ import phasor
 from phasor.checkpoints.load import read_config
 from phasor.checkpoints.text_part import MULTIMODAL
 from phasor.config.parameters import parameters_of
+from phasor.config.weights import with_prefixes
 from phasor.models.presets import PRESETS
 from phasor.nn.block import Block
 from phasor.parallel.processes import AXES
@@ -42,6 +43,10 @@ def check_shapes(config: phasor.ModelConfig) -> None:
     assert expected == found
     inside = {id(weight) for block in blocks for weight in block.parameters()}
     assert shapes(counted.outside) == shapes(w for w in model.parameters() if id(w) not in inside)
+    head = {"pooler": config.head.pooler_weights(config), "head": config.head.weights(config)}
+    named = config.embedding.weights(config) | with_prefixes(head)
+    around = {n: tuple(w.shape) for n, w in model.named_parameters() if not n.startswith(("encoder.", "decoder."))}
+    assert {name: weight.shape for name, weight in named.items()} == around
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -85,6 +90,19 @@ PARTS = {
         "head": {"kind": "none", "project": True},
     },
     "pooled": {"shape": "encoder", "head": "pooled", "placement": {"kind": "pre", "first_norm": False}},
+    "dense layers": {
+        "shape": "encoder",
+        "head": {"kind": "pooled", "dense": [{"out_features": 5}, {"out_features": 3}]},
+    },
+    "classifier": {
+        "shape": "encoder",
+        "head": {"kind": "sequence-classifier", "dense": "gelu-tanh", "dense_norm": True},
+    },
+    "sides of two widths": {
+        "shape": "encoder-decoder",
+        "embedding": {"width": 16, "source_vocab_size": 40},
+        "encoder": {"dim": 48},
+    },
 }
 
 

@@ -63,9 +63,7 @@ class PeftAdapter(StoredAdapter):
             target = self.target(names, module, modules, where)
             found, rank = our_factors(factors, target, model, f"{where}: {module}")
             is_experts = isinstance(model.get_submodule(target.layer), Experts)
-            key = (
-                f"{module.removesuffix(INNER)}.{names.family.expert_parameters[target.part]}" if is_experts else module
-            )
+            key = names.parameter(module, target.part) if is_experts else module
             layers.setdefault(target.layer, {})[target.part] = PartConfig(
                 rank=rank,
                 alpha=float(by_pattern(config.get("alpha_pattern"), key, config.get("lora_alpha", 8))),
@@ -162,7 +160,7 @@ def write_peft(model: Transformer, folder: Path, name: str) -> None:
             ranks[place] = rank, round(scale * (rank**0.5 if adapter.kind == "rslora" else rank), 6)
             tensors |= {f"{ROOT}{place}.{key}": x for key, x in factors.items()}
             if target.part in names.family.expert_parameters and target.rows is None and target.part in lora:
-                parameters[f"{path.removesuffix(INNER)}.{names.family.expert_parameters[target.part]}"] = None
+                parameters[names.parameter(path, target.part)] = None
     whole = {key: x for key, x in adapter_tensors(model, name).items() if not is_adapter_weight(key)}
     kept = names.their_weights(whole)
     for key, x in kept.items():
@@ -201,9 +199,8 @@ def describe(
     others = [key.rpartition(".")[0] for key in kept if key.rpartition(".")[0] not in ranks]
 
     def pattern(name: str) -> str:
-        module = name.removesuffix(INNER)
         inner = len(parameters) == 1 or name.endswith(INNER)
-        return f"{module}.{names.family.expert_parameters['up' if inner else 'down']}" if module in experts else name
+        return names.parameter(name, "up" if inner else "down") if name.removesuffix(INNER) in experts else name
 
     return {
         "peft_type": "LORA",

@@ -75,6 +75,10 @@ class PeftNames:
         """The modules that one of our layers is in theirs."""
         return ((name, target) for name, target in self.targets.items() if target.layer == layer)
 
+    def parameter(self, module: str, part: str) -> str:
+        """The parameter of a module of experts that one of our matrices is in theirs."""
+        return f"{module.removesuffix(INNER)}.{self.family.expert_parameters[part]}"
+
     def our_weights(self, theirs: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         """Our weights out of whole tensors of theirs; several of one of ours have to be all there."""
         given = {self.name(name.removeprefix(self.prefix)): x for name, x in theirs.items()}

@@ -139,7 +139,7 @@ def render(text: str, variables: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
     except RecursionError:
         return {"error": "calls itself without end"}
-    except Exception as error:  # whatever an expression of a template raises
+    except Exception as error:  # an expression of a template may raise any
         return {"error": f"fails: {type(error).__name__}: {error}"}
 
 

@@ -34,7 +34,7 @@ HELP = """/system TEXT  begin again, with another system turn; without TEXT, wit
 /save FILE    write the conversation as a line of JSON
 /help         this text
 /exit         end, as Ctrl-D does
-Ctrl-C stops a reply. A line that begins with a space is a turn, whatever follows."""
+Ctrl-C stops a reply. A line that begins with a space is a turn, and no command."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -9,17 +9,13 @@ from typing import Any, Literal, NamedTuple
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor, merge_by_name
 from phasor.config.front_end import FrontEndConfig
+from phasor.config.heads import POOLERS, HeadConfig, LanguageHeadConfig, LogitsConfig, NoHeadConfig
 from phasor.config.parts import (
-    POOLERS,
     DropoutConfig,
     EmbeddingConfig,
     FeedForwardConfig,
-    HeadConfig,
     InitConfig,
-    LanguageHeadConfig,
     LayerNormConfig,
-    LogitsConfig,
-    NoHeadConfig,
     NormalInitConfig,
     NormConfig,
     PlacementConfig,

@@ -7,17 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phasor.config.model import ModelConfig, Side
-from phasor.config.parts import (
-    ClassifierConfig,
-    MaskedHeadConfig,
-    NoHeadConfig,
-    ParallelConfig,
-    PooledHeadConfig,
-    PreConfig,
-    SandwichConfig,
-)
-from phasor.config.weights import Weight, Weights, linear, with_prefixes
+from phasor.config.weights import Weight, Weights, with_prefixes
 
+TABLES = ("tokens.weight", "source_tokens.weight", "per_layer.weight")  # which are looked up
 BlockWeights = tuple[Weight, ...]
 
 
@@ -82,26 +74,13 @@ def parameters_of(model: ModelConfig) -> Parameters:
     """The weights of a model."""
     sides = sides_of(model)
     blocks = Counter(tuple(block.values()) for side in sides for block in stack_blocks(model, side))
-    outside = [weight for side in sides for weight in around_blocks(model, side)]
-    tables = [model.vocab_size, *([model.embedding.source_vocab_size] if model.embedding.source_vocab_size else [])]
-    width = model.embedding.width or model.dim
-    source = model.for_side("encoder").dim if model.embedding.width is None else width
-    widths = [width, source][: len(tables)]
-    for rows, columns in zip(tables, widths, strict=True):
-        outside.append(Weight((rows, columns)))
-        if model.embedding.width is not None and model.embedding.project == "tokens":
-            outside.append(Weight((model.dim, width)))
-    looked_up = sum(rows * columns for rows, columns in zip(tables, widths, strict=True))
-    if (per_layer := model.embedding.per_layer_width) is not None:
-        outside += [Weight((model.vocab_size, model.num_layers * per_layer))]
-        outside += [Weight((model.num_layers * per_layer, model.dim)), *model.norm.weights(per_layer).values()]
-        looked_up += model.vocab_size * model.num_layers * per_layer
-    if model.embedding.front_end is not None:
-        outside += model.embedding.front_end.weights().values()
-    outside += head(model)
+    before = model.embedding.weights(model)
+    outside = [*before.values(), *(weight for side in sides for weight in around_blocks(model, side))]
+    outside += [*model.head.pooler_weights(model).values(), *model.head.weights(model).values()]
+    looked_up = sum(before[table].size for table in TABLES if table in before)
     experts = [model.layer(i).feedforward.experts for i in range(max(1, len(model.layers)))]
     if model.has_logits and model.embedding.tied:  # the head multiplies with the table of the target's tokens
-        looked_up -= tables[0] * width
+        looked_up -= before["tokens.weight"].size
     top_k = max((e.top_k for e in experts if e), default=1)
     return Parameters(tuple(blocks.items()), tuple(outside), looked_up, top_k, model.layers_per_block)
 
@@ -117,27 +96,15 @@ def stack_blocks(model: ModelConfig, side: Side) -> Iterator[Weights]:
         if crosses:
             parts["cross"] = layer.attention.weights(model, cross=True)
         parts["feedforward"] = layer.feedforward.weights(model.dim, layer.feedforward.hidden_dim_of(model))
-        if (width := model.embedding.per_layer_width) is not None:
-            parts |= {"layer_input.gate": linear(width, model.dim), "layer_input.project": linear(model.dim, width)}
-            parts["layer_input.norm"] = model.norm.weights(model.dim)
-        norms = [f"residual.norms.{number}" for number in norms_of_block(model, count, first=index == 0)]
+        norms = [f"residual.norms.{number}" for number in model.placement.norms(count, first=index == 0)]
         if layer.feedforward.branch_norms:
-            del norms[-2 if isinstance(model.placement, SandwichConfig) else -1]
+            del norms[-model.placement.norms_per_sublayer]
             norms += [f"feedforward.norms.{number}" for number in range(4)]
         if layer.feedforward.experts is not None and layer.feedforward.experts.router_norm:
             norms.append("feedforward.router_norm")
         parts |= {norm: model.norm.weights(model.dim) for norm in norms}
-        yield with_prefixes(parts) | ({"scale": Weight((1,))} if model.placement.block_scale else {})
-
-
-def norms_of_block(model: ModelConfig, sublayers: int, *, first: bool) -> range:
-    """The numbers of the norms that the residual stream of a block has."""
-    placement = model.placement
-    if isinstance(placement, ParallelConfig) and placement.shared_norm:
-        return range(1)
-    if isinstance(placement, PreConfig) and first and not placement.first_norm:
-        return range(1, sublayers)
-    return range(sublayers * (2 if isinstance(placement, SandwichConfig) else 1))
+        scale = {"scale": Weight((1,))} if model.placement.block_scale else {}
+        yield with_prefixes(parts) | model.embedding.block_weights(model) | scale
 
 
 def around_blocks(model: ModelConfig, side: Side) -> Iterator[Weight]:
@@ -147,43 +114,6 @@ def around_blocks(model: ModelConfig, side: Side) -> Iterator[Weight]:
     for index, (scheme, its_model) in enumerate(schemes):
         yield from map(Weight, scheme.weight_shapes(its_model))
         yield from map(Weight, scheme.layer_weight_shapes(its_model) * layers.count(index))
-    if model.embedding.token_types:
-        yield Weight((model.embedding.token_types, model.input_width))
-    if model.embedding.norm:
-        yield from model.norm.weights(model.input_width).values()
-    if model.embedding.project == "sum":
-        yield from linear(model.dim, model.input_width, bias=True).values()
+    yield from model.embedding.stack_weights(model).values()
     if model.ends_in_norm:
         yield from model.norm.weights(model.dim).values()
-
-
-def head(model: ModelConfig) -> Iterator[Weight]:
-    """The pooler and the output layer."""
-    config, width = model.head, model.embedding.width or model.dim
-    if config.pooler == "first":
-        yield from linear(model.dim, model.dim, bias=True).values()
-    if not model.has_logits:
-        if isinstance(config, NoHeadConfig) and config.project:
-            yield from linear(width, model.dim).values()
-        if isinstance(config, ClassifierConfig):
-            if config.dense is not None:
-                yield from linear(model.dim, model.dim, bias=config.dense_bias).values()
-            if config.dense_norm:
-                yield from model.norm.weights(model.dim).values()
-            yield from linear(len(config.labels), model.dim, bias=config.score_bias).values()
-        if isinstance(config, PooledHeadConfig):
-            features = model.dim
-            for layer in config.dense:
-                yield from linear(layer.out_features, features, bias=layer.bias).values()
-                features = layer.out_features
-        return
-    masked = isinstance(config, MaskedHeadConfig)
-    if isinstance(config, MaskedHeadConfig):
-        yield from linear(model.input_width, model.dim, bias=config.dense_bias).values()
-        yield from model.norm.weights(model.input_width).values()
-    if model.embedding.width is not None and (not masked or model.embedding.project == "tokens"):
-        yield from linear(width, model.dim).values()
-    if not model.embedding.tied:
-        yield Weight((model.vocab_size, width))
-    if getattr(config, "bias", False):
-        yield Weight((model.vocab_size,))

@@ -1,13 +1,13 @@
-"""Configurations of a model's parts: feed-forward, norm, placement, embedding, head, dropout, init."""
+"""Configurations of a model's parts: feed-forward, norm, placement, embedding, dropout, init."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from phasor.config.activations import ActivationConfig, GELUConfig, ReLUConfig
+from phasor.config.activations import ActivationConfig, ReLUConfig
 from phasor.config.experts import ExpertsConfig
 from phasor.config.front_end import FrontEndConfig
-from phasor.config.schema import MOST_FEATURES, MOST_WIDTH, Choice, Config, not_negative, positive, unknown
+from phasor.config.schema import MOST_FEATURES, MOST_WIDTH, Choice, Config, not_negative, positive
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
 if TYPE_CHECKING:
@@ -158,9 +158,14 @@ class PlacementConfig(Choice, what="placement"):
     multiplier: float = 1.0
     block_scale: bool = False
     final_norm: ClassVar[bool] = True
+    norms_per_sublayer: ClassVar[int] = 1
 
     def check(self) -> None:
         positive(self, "multiplier")
+
+    def norms(self, sublayers: int, *, first: bool = False) -> range:
+        """The numbers of a block's norms, or of the first block's."""
+        return range(self.norms_per_sublayer * sublayers)
 
 
 class PreConfig(PlacementConfig, kind="pre"):
@@ -173,6 +178,9 @@ class PreConfig(PlacementConfig, kind="pre"):
     normed_stream: bool = False
     first_norm: bool = True
 
+    def norms(self, sublayers: int, *, first: bool = False) -> range:
+        return range(1 if first and not self.first_norm else 0, sublayers)
+
 
 class PostConfig(PlacementConfig, kind="post"):
     """norm(x + f(x)), as in the 2017 Transformer."""
@@ -182,6 +190,8 @@ class PostConfig(PlacementConfig, kind="post"):
 
 class SandwichConfig(PlacementConfig, kind="sandwich"):
     """x + norm(f(norm(x))), a norm on both sides (Gemma 2, Grok-1)."""
+
+    norms_per_sublayer: ClassVar[int] = 2
 
 
 class DeepNormConfig(PlacementConfig, kind="deepnorm"):
@@ -198,6 +208,9 @@ class ParallelConfig(PlacementConfig, kind="parallel"):
     """x + attention(norm(x)) + feedforward(norm(x)), one norm for both (PaLM, GPT-J) or one each (NeoX)."""
 
     shared_norm: bool = True
+
+    def norms(self, sublayers: int, *, first: bool = False) -> range:
+        return range(1 if self.shared_norm else sublayers)
 
 
 class EmbeddingConfig(Config):
@@ -233,142 +246,43 @@ class EmbeddingConfig(Config):
             positive(self, "scale")
         not_negative(self, "token_types", "mask_token", most=MOST_WIDTH)
 
+    def table(self, vocab_size: int, dim: int) -> Weights:
+        """The weights of a token table, and of the projection to the width of a stack where there is one."""
+        width = self.width or dim
+        found = {"weight": Weight((vocab_size, width))}
+        projects = self.width is not None and self.project == "tokens"
+        return found | with_prefixes({"project": linear(dim, width)} if projects else {})
 
-POOLERS = {
-    "none": "no vector for the whole sequence",
-    "first": "tanh(dense(h)) of the first real token, as in BERT",
-    "cls": "the first real token's vector as it is",
-    "mean": "the mean over the real tokens",
-    "max": "the maximum over the real tokens, per feature",
-    "last": "the last real token's vector as it is",
-}
-Pooling = Literal["none", "first", "cls", "mean", "max", "last"]
+    def weights(self, model: ModelConfig) -> Weights:
+        """The weights in front of the stacks, by their names in the model."""
+        parts = {"tokens": self.table(model.vocab_size, model.dim)}
+        if self.source_vocab_size is not None:
+            parts["source_tokens"] = self.table(self.source_vocab_size, model.for_side("encoder").dim)
+        if self.per_layer_width is not None:
+            width = model.num_layers * self.per_layer_width
+            others = {"project": linear(width, model.dim), "norm": model.norm.weights(self.per_layer_width)}
+            parts["per_layer"] = {"weight": Weight((model.vocab_size, width))} | with_prefixes(others)
+        if self.front_end is not None:
+            parts["front_end"] = self.front_end.weights()
+        return with_prefixes(parts)
 
+    def stack_weights(self, model: ModelConfig) -> Weights:
+        """The weights that each stack has for its input, by their names in it."""
+        parts: dict[str, Weights] = {}
+        if self.token_types:
+            parts["token_types"] = {"weight": Weight((self.token_types, model.input_width))}
+        if self.norm:
+            parts["embedding_norm"] = model.norm.weights(model.input_width)
+        if self.project == "sum":
+            parts["project"] = linear(model.dim, model.input_width, bias=True)
+        return with_prefixes(parts)
 
-class HeadConfig(Choice, what="head"):
-    """The model's output; `of_sequence` kinds give one vector per sequence, from the pooler."""
-
-    pooler: Pooling = "none"
-    of_sequence: ClassVar[bool] = False
-
-    def check(self) -> None:
-        if self.of_sequence and self.pooler == "none":
-            known = ", ".join(name for name in POOLERS if name != "none")
-            raise ValueError(
-                f"{type(self).__name__}.pooler must be one of {known}: the head's output is the pooled vector"
-            )
-
-
-class LogitsConfig(HeadConfig):
-    """What heads with logits over the vocabulary share; the multiplier "rsqrt" is 1/sqrt(dim)."""
-
-    bias: bool = False
-    multiplier: float | Literal["rsqrt"] = 1.0
-    softcap: float | None = None
-
-    def check(self) -> None:
-        super().check()
-        positive(self, "softcap")
-        if self.multiplier != "rsqrt":
-            positive(self, "multiplier")
-
-
-class LanguageHeadConfig(LogitsConfig, kind="lm"):
-    """Logits over the vocabulary, with an optional multiplier and soft-cap."""
-
-
-class MaskedHeadConfig(LogitsConfig, kind="mlm"):
-    """BERT's masked-language-model head: dense, activation, norm, then logits."""
-
-    bias: bool = True
-    dense_bias: bool = True
-    activation: ActivationConfig = GELUConfig()
-
-    def check(self) -> None:
-        super().check()
-        require_plain(self.activation, "activation of the masked head")
-
-
-class NoHeadConfig(HeadConfig, kind="none"):
-    """The last hidden states.
-
-    `project` projects them to the embedding width (OPT-350m).
-    """
-
-    project: bool = False
-
-
-class DenseConfig(Config):
-    """A dense layer behind a pooler: `activation(x W^T + b)`.
-
-    >>> DenseConfig(out_features=768, activation="tanh").bias
-    True
-    """
-
-    out_features: int
-    bias: bool = True
-    activation: Literal["identity", "tanh", "relu", "gelu", "silu"] = "identity"
-
-    def check(self) -> None:
-        positive(self, "out_features", most=MOST_FEATURES)
-
-
-class PooledHeadConfig(HeadConfig, kind="pooled"):
-    """One vector per sequence, from the pooler and then `dense` layers; `normalize` scales it to unit length.
-
-    >>> [layer.out_features for layer in PooledHeadConfig(dense=({"out_features": 64}, {"out_features": 16})).dense]
-    [64, 16]
-    """
-
-    pooler: Pooling = "first"
-    dense: tuple[DenseConfig, ...] = ()
-    normalize: bool = False
-    of_sequence: ClassVar[bool] = True
-
-
-class ClassifierConfig(HeadConfig):
-    """What heads with a score for each of their labels share.
-
-    `dense` is the activation behind a dense layer that comes before the scores, None where there is none; `dense_norm`
-    puts a norm behind it.
-    """
-
-    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
-    score_bias: bool = True
-    dense: ActivationConfig | None = None
-    dense_bias: bool = True
-    dense_norm: bool = False
-
-    def check(self) -> None:
-        super().check()
-        if not self.labels:
-            raise ValueError(f"{type(self).__name__}.labels must name at least one label")
-        if self.dense is not None:
-            require_plain(self.dense, "activation of a classifier's dense layer")
-        elif self.dense_norm:
-            raise ValueError(f"{type(self).__name__}.dense_norm needs dense: there is no dense layer to normalize")
-
-
-class SequenceClassifierConfig(ClassifierConfig, kind="sequence-classifier"):
-    """Scores of labels for the whole sequence, from the pooler's vector (classifiers, rerankers, reward models).
-
-    >>> SequenceClassifierConfig(labels=("relevance",)).pooler
-    'first'
-    """
-
-    pooler: Pooling = "first"
-    of_sequence: ClassVar[bool] = True
-
-
-class TokenClassifierConfig(ClassifierConfig, kind="token-classifier"):
-    """Scores of labels for every token."""
-
-
-def require_plain(activation: ActivationConfig, what: str) -> None:
-    """Refuse a gated activation where there is no gate, and one that learns weights."""
-    if activation.gated or activation.weights:
-        plain = sorted(kind for kind, cls in ActivationConfig.kinds.items() if not cls.gated and not cls.weights)
-        raise unknown(what, activation.kind, plain)
+    def block_weights(self, model: ModelConfig) -> Weights:
+        """The weights that each block has for the vectors of its tokens, by their names in it."""
+        if (width := self.per_layer_width) is None:
+            return {}
+        parts = {"gate": linear(width, model.dim), "project": linear(model.dim, width)}
+        return with_prefixes({"layer_input": with_prefixes(parts | {"norm": model.norm.weights(model.dim)})})
 
 
 class DropoutConfig(Config):

@@ -41,7 +41,7 @@ def messages_of(turns: object, where: str, name: str = "messages") -> list[Messa
 
 
 def message_of(turn: object, where: str) -> Message:
-    """One turn as a message, with whatever else it holds that a template may ask for.
+    """One turn as a message, with everything else it holds that a template may ask for.
 
     >>> message_of({"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "Ann"}, "turn 1")
     {'role': 'user', 'content': 'Hi', 'name': 'Ann'}

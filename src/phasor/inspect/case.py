@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
-from phasor.nn.attention.base import AttentionContext
+from phasor.nn.attention.base import AttendShapes, AttentionContext
 from phasor.nn.attention.gated_delta.module import GatedDeltaAttention
 from phasor.nn.attention.recurrent import RecurrentAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
@@ -60,7 +60,8 @@ class Case:
     @property
     def keys(self) -> Tensor:
         """`[1, T, K, D]`, and values too."""
-        return self._keys(self.length)
+        head_dim, num_kv_heads = self.layer.attention.heads_of(self.config)
+        return self.tensor(1, self.length, num_kv_heads, head_dim)
 
     @property
     def hidden(self) -> Tensor:
@@ -175,27 +176,36 @@ class Case:
         return mask if self.softmax is None else mask.with_pattern(self.softmax.pattern)
 
     @property
-    def score_mod(self) -> ScoreMod:
-        """How self-attention modifies its scores."""
-        return self._score_mod(max_distance=self.length - 1)
+    def chooses(self) -> bool:
+        """Whether the layer's attention keeps all tokens, and attends to some that it chooses."""
+        cached = self.cached if self.decodes else 0
+        return self.recurrent is None and self.layer.attention.present and self.attend_shapes(cached) is None
 
     @property
-    def attention_args(self) -> AttentionArgs:
-        """What self-attention is called with."""
-        return self.queries, self.keys, self.keys, self.mask, self.score_mod
-
-    @property
-    def cached_attention_args(self) -> AttentionArgs:
-        """What self-attention is called with where the tokens follow as many in a cache, or all that a window keeps."""
+    def cached(self) -> int:
+        """How many tokens a cache holds: as many as follow them, or all that a window keeps."""
         config = self.layer.attention
-        kept = self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
-        keys = self._keys(kept + self.length)
-        return self.queries, keys, keys, replace(self.mask, offset=kept), self._score_mod(max_distance=None)
+        return self.length if config.reach is None else min(self.length, config.sink_tokens + config.reach - 1)
+
+    def attend_shapes(self, cached: int = 0) -> AttendShapes | None:
+        """What attention to all keys is called with, where the tokens follow some in a cache."""
+        return self.block.attention.attend_shapes(self.length, cached + self.length)
+
+    def attention_args(self, cached: int = 0) -> AttentionArgs:
+        """What self-attention is called with, where the tokens follow some in a cache."""
+        shapes, keys = self.attend_shapes(cached), cached + self.length
+        assert shapes is not None
+        q = self.tensor(1, self.length, shapes.num_heads, shapes.head_dim)
+        k = self.tensor(1, keys, shapes.num_kv_heads, shapes.head_dim)
+        v = self.tensor(1, keys, shapes.num_kv_heads, shapes.value_dim)
+        score_mod = self._score_mod(q, k, max_distance=None if cached else self.length - 1)
+        return q, k, v, replace(self.mask, offset=cached) if cached else self.mask, score_mod
 
     @property
     def cross_attention_args(self) -> AttentionArgs:
         """What cross-attention is called with: no positions act on its scores."""
-        score_mod = replace(self.score_mod, bias=None, sink_queries=None, pieces=())
+        score_mod = self._score_mod(self.queries, self.keys, max_distance=self.length - 1)
+        score_mod = replace(score_mod, bias=None, sink_queries=None, pieces=())
         return self.queries, self.keys, self.keys, Mask(aligned=False), score_mod
 
     @cached_property
@@ -239,33 +249,18 @@ class Case:
             optimizer = AdamW([weight], fused=True)
             return optimizer, optimizer.gather()
 
-    def _keys(self, tokens: int) -> Tensor:
-        head_dim, num_kv_heads = self.layer.attention.heads_of(self.config)
-        return self.tensor(1, tokens, num_kv_heads, head_dim)
-
-    def _score_mod(self, max_distance: int | None) -> ScoreMod:
-        module, position = self.softmax, self.position
-        assert module is not None
-        config = module.config
+    def _score_mod(self, queries: Tensor, keys: Tensor, max_distance: int | None) -> ScoreMod:
+        module, position = self.block.attention, self.position
         with torch.device("meta"):
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
             x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
-            q, k = (torch.empty(x.shape, dtype=self.dtype) for x in (self.queries, self.keys))
-            step, weights = LayerStep(self.mask, seq.rows), position.layer_weights(0)
-            ctx = AttentionContext(self.mask, position, step, position.prepare(seq, x), weights)
-            prepared = ctx.for_layer(x, module.project_heads).prepared
-            score_mod = ScoreMod(
-                scale=module.scale,
-                softcap=config.softcap,
-                sink_logits=module.sinks,
-                bias=position.on_scores(prepared),
-                query_positions=seq.rows,
-                key_positions=seq.rows,
-                counted=max_distance is not None,
-                sink_queries=SinkQueries(self.queries, self.tensor(1, self.length)) if config.cap_sinks else None,
-                dropout=module.dropout if self.training else 0.0,
-            )
-            return position.on_attention(q, k, self.mask, score_mod, prepared)[2]
+            q, k = (torch.empty(x.shape, dtype=self.dtype) for x in (queries, keys))
+            step, weights = LayerStep(self.mask, seq.rows, counted=max_distance is not None), position.layer_weights(0)
+            ctx = AttentionContext(self.mask, position, step, position.prepare(seq, x), weights, seq.rows)
+            ctx = ctx.for_layer(x, module.project_heads)
+            capped = SinkQueries(queries, self.tensor(1, self.length)) if self.layer.attention.cap_sinks else None
+            score_mod = ctx.score_mod(sink_queries=capped, **module.score_options())
+            return position.on_attention(q, k, self.mask, score_mod, ctx.prepared)[2]
 
 
 class Unprepared(Position):

@@ -6,8 +6,9 @@ import typing
 
 from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.activations import ActivationConfig
+from phasor.config.heads import POOLERS, HeadConfig
 from phasor.config.model import SHAPES
-from phasor.config.parts import POOLERS, HeadConfig, InitConfig, NormConfig, PlacementConfig
+from phasor.config.parts import InitConfig, NormConfig, PlacementConfig
 from phasor.config.schedules import ScheduleConfig
 from phasor.config.schema import Choice, summary, unknown
 from phasor.config.sparse import SparseConfig

@@ -62,6 +62,13 @@ QUANTIZED_WEIGHTS = Dispatch(
     Path("by layers", supports_all, inner=lambda case: QUANTIZED_LINEAR.explain(*case.quantized_args)),
 )
 
+# Attention whose queries and keys are not rows of one projection calls the position scheme for each of them.
+ROTATION = Dispatch(
+    Path("Triton kernel on queries and keys", supports_all, lambda case: case.position.why_not(case.seq, case.hidden)),
+    Path("torch, one pass per half", supports_all),
+)
+CHOSEN = Dispatch(Path("torch, in blocks of queries", supports_all))
+
 OPERATIONS = (
     Operation(
         "rotation",
@@ -70,22 +77,31 @@ OPERATIONS = (
         lambda case: case.softmax is not None and "keys" in case.layer.position.acts_on,
     ),
     Operation(
+        "rotation",
+        ROTATION,
+        lambda case: (case,),
+        lambda case: case.softmax is None and "keys" in case.layer.position.acts_on,
+    ),
+    Operation(
         "attention",
         ATTENTION,
-        lambda case: case.attention_args,
-        lambda case: case.softmax is not None and not case.sparse,
+        lambda case: case.attention_args(),
+        lambda case: case.attend_shapes() is not None and not case.sparse,
     ),
     Operation(
         "attention after a cache",
         ATTENTION,
-        lambda case: case.cached_attention_args,
-        lambda case: case.softmax is not None and not case.sparse and case.decodes and case.length > 1,
+        lambda case: case.attention_args(case.cached),
+        lambda case: (
+            case.attend_shapes(case.cached) is not None and not case.sparse and case.decodes and case.length > 1
+        ),
     ),
-    Operation("sparse attention", SPARSE_ATTENTION, lambda case: case.attention_args, lambda case: case.sparse),
+    Operation("attention to chosen tokens", CHOSEN, lambda case: (case,), lambda case: case.chooses),
+    Operation("sparse attention", SPARSE_ATTENTION, lambda case: case.attention_args(), lambda case: case.sparse),
     Operation(
         "sparse attention after a cache",
         SPARSE_ATTENTION,
-        lambda case: case.cached_attention_args,
+        lambda case: case.attention_args(case.cached),
         lambda case: case.sparse and case.decodes and case.length > 1,
     ),
     Operation(

@@ -73,7 +73,7 @@ def determinism(position: PositionConfig, dim: int, heads: int) -> dict[str, boo
 
 
 def change_weights(scheme: EncodingScheme) -> EncodingScheme:
-    """The scheme with other weights, as training leaves them; some begin at zero, whatever the seed."""
+    """The scheme with other weights, as training leaves them; some begin at zero with every seed."""
     module, draws = copy.deepcopy(scheme.module), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in module.parameters():

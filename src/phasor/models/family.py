@@ -48,7 +48,7 @@ class Family:
     - `renames`: old parts of names and what they are now. `copies`: names of tensors that repeat another.
     - `derived`: patterns of tensors that follow from the configuration. `passthrough`: patterns of tensors phasor
       has no use for; it keeps them and writes them back.
-    - `experts_at`: the module of a layer's routed experts in transformers, whatever their names in files, and
+    - `experts_at`: the module of a layer's routed experts in transformers, under any names in files, and
       `expert_parameters` its parameters for our matrices, in its order. None where each expert is a module.
       `swaps_expert_factors`: whether PEFT takes what their matrices multiply for what they give.
     """

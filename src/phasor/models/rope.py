@@ -6,9 +6,10 @@ Newer files have one `rope_parameters` dictionary, perhaps one per layer type; o
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Draft, FieldEntry, require_kind
@@ -27,14 +28,35 @@ from phasor.nn.positions import (
 from phasor.nn.positions.rotary.config import Pairing
 from phasor.nn.positions.rotary.scaling import RotaryScaling
 
-# Their names for what an extension's fields say.
-YARN = {
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "truncate": "truncate",
-    "attention": "attention_factor",
-    "mscale": "mscale",
-    "mscale_all_dim": "mscale_all_dim",
+ORIGINAL = "original_max_position_embeddings"
+THEIRS = {"original_length": ORIGINAL, "attention": "attention_factor", "fraction": "partial_rotary_factor"}
+
+
+class RopeType(NamedTuple):
+    """An extension under its name in `rope_type`: the fields that are always written, and those that have defaults.
+
+    Fields have the same names, or those of `THEIRS`. A file may leave out a factor that is the ratio of the lengths,
+    where `factor_by_length`.
+    """
+
+    extension: type[RotaryScaling]
+    written: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    factor_by_length: bool = False
+
+
+RAMP = ("beta_fast", "beta_slow", "truncate", "attention", "mscale", "mscale_all_dim")
+LONG = RopeType(
+    LongRoPE, ("short_factor", "long_factor", "original_length"), ("factor", "attention"), factor_by_length=True
+)
+ROPE_TYPES = {
+    "linear": RopeType(LinearScaling, ("factor",)),
+    "dynamic": RopeType(DynamicNTKScaling, ("factor",)),
+    "yarn": RopeType(YaRN, ("factor", "original_length"), RAMP, factor_by_length=True),
+    "llama3": RopeType(Llama3Scaling, ("factor", "original_length", "low_freq_factor", "high_freq_factor")),
+    "longrope": LONG,
+    "su": LONG,
+    "proportional": RopeType(ProportionalScaling, ("fraction",), ("factor",)),
 }
 
 
@@ -178,9 +200,9 @@ def read_rotary(
     share = rope.get("partial_rotary_factor", f.get("partial_rotary_factor", 1.0 if partial is None else partial))
     kind = rope.get("rope_type", rope.get("type", "default"))
     rope.get("type", None)
-    extension = read_extension(rope, kind, max_length, f.get("original_max_position_embeddings", None))
+    extension = read_extension(rope, kind, max_length, f.get(ORIGINAL, None), share)
     if isinstance(extension, ProportionalScaling):
-        extension, share = extension.replace(fraction=share), 1.0
+        share = 1.0
     elif partial is None and share != 1:
         raise ValueError(
             f"{f.file}: partial_rotary_factor = {json_repr(share)} is not this family's: it rotates whole heads"
@@ -207,52 +229,40 @@ def parameters(f: Fields, layer_type: str | None, usual: dict[str, Any]) -> dict
     return found
 
 
-def read_extension(rope: Fields, kind: str, max_length: int, original: int | None) -> RotaryScaling | None:
-    """An extension by their name for it."""
-
-    def original_length() -> int:
-        inside = rope.get("original_max_position_embeddings", None)
-        length = next(n for n in (original, inside, max_length) if n is not None)
-        if type(length) is not int or length < 1:
-            raise ValueError(
-                f"{rope.file}: original_max_position_embeddings must be an integer of at least 1, "
-                f"not {json_repr(length)}"
-            )
-        return length
-
-    def factor(length: int) -> float:
-        given = rope.get("factor", None)
-        return max_length / length if given is None else given
-
+def read_extension(
+    rope: Fields, kind: str, max_length: int, original: int | None, fraction: float
+) -> RotaryScaling | None:
+    """An extension by their name for it; `original` and `fraction` are those of the whole file."""
     if kind == "default":
         return None
-    if kind == "linear":
-        return LinearScaling(factor=rope.get("factor"))
+    if kind not in ROPE_TYPES:
+        known = ", ".join(["default", *(name for name in ROPE_TYPES if name != "su")])
+        raise ValueError(f"{rope.file}: phasor does not know rope_type = {json_repr(kind)}; known: {known}")
+    rope_type = ROPE_TYPES[kind]
+    found: dict[str, Any] = {}
     if kind == "dynamic":
-        rope.get("original_max_position_embeddings", None)  # not what their formula reads
-        return DynamicNTKScaling(factor=rope.get("factor"), original_length=max_length)
-    if kind == "yarn":
-        length = original_length()
-        given = {ours: rope.get(theirs, None) for ours, theirs in YARN.items()}
-        given["truncate"] = rope.flag("truncate", True)
-        given = {name: value for name, value in given.items() if value is not None}
-        return YaRN(factor=factor(length), original_length=length, **given)
-    if kind == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor")
-        return Llama3Scaling(original_length=original_length(), **{name: rope.get(name) for name in names})
-    if kind in ("longrope", "su"):
-        length = original_length()
-        return LongRoPE(
-            short_factor=rope.get("short_factor"),
-            long_factor=rope.get("long_factor"),
-            original_length=length,
-            factor=factor(length),
-            attention=rope.get("attention_factor", None),
-        )
-    if kind == "proportional":
-        return ProportionalScaling(fraction=1.0, factor=rope.get("factor", 1.0))
-    known = "default, linear, dynamic, yarn, llama3, longrope, proportional"
-    raise ValueError(f"{rope.file}: phasor does not know rope_type = {json_repr(kind)}; known: {known}")
+        rope.get(ORIGINAL, None)  # not what their formula reads
+        found["original_length"] = max_length
+    elif "original_length" in rope_type.written:
+        found["original_length"] = length = read_original_length(rope, original, max_length)
+        if rope_type.factor_by_length:
+            factor = rope.get("factor", None)
+            found["factor"] = max_length / length if factor is None else factor
+    if "fraction" in rope_type.written:
+        found["fraction"] = fraction
+    if "truncate" in rope_type.optional:
+        found["truncate"] = rope.flag("truncate", True)
+    found |= {name: rope.get(THEIRS.get(name, name)) for name in rope_type.written if name not in found}
+    others = {name: rope.get(THEIRS.get(name, name), None) for name in rope_type.optional if name not in found}
+    return rope_type.extension(**found, **{name: value for name, value in others.items() if value is not None})
+
+
+def read_original_length(rope: Fields, original: int | None, max_length: int) -> int:
+    """The length before the extension: by the file, by its rotary parameters, or else the model's."""
+    length = next(n for n in (original, rope.get(ORIGINAL, None), max_length) if n is not None)
+    if type(length) is not int or length < 1:
+        raise ValueError(f"{rope.file}: {ORIGINAL} must be an integer of at least 1, not {json_repr(length)}")
+    return length
 
 
 def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
@@ -262,40 +272,22 @@ def write_rotary(position: RotaryConfig, model: ModelConfig) -> dict[str, Any]:
     width = position.rotary_dim_of(most)
     if width != most:
         fields["partial_rotary_factor"] = partial_rotary_factor(width, most)
-    extension = position.extension
-    if isinstance(extension, LinearScaling):
-        fields |= {"rope_type": "linear", "factor": extension.factor}
-    elif isinstance(extension, DynamicNTKScaling):
-        if extension.original_length != model.max_length:
-            raise ValueError(
-                "transformers' dynamic NTK starts at the model's max_length, which must be original_length"
-            )
-        fields |= {"rope_type": "dynamic", "factor": extension.factor}
-    elif isinstance(extension, YaRN):
-        default = YaRN(factor=1.0, original_length=1)
-        changed = {
-            YARN[name]: getattr(extension, name) for name in YARN if getattr(extension, name) != getattr(default, name)
-        }
-        fields |= {"rope_type": "yarn", "factor": extension.factor, **changed}
-        fields["original_max_position_embeddings"] = extension.original_length
-    elif isinstance(extension, Llama3Scaling):
-        fields |= {"rope_type": "llama3", "original_max_position_embeddings": extension.original_length}
-        fields |= {name: getattr(extension, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
-    elif isinstance(extension, LongRoPE):
-        fields["rope_type"] = "longrope"
-        fields |= {"short_factor": list(extension.short_factor), "long_factor": list(extension.long_factor)}
-        fields["original_max_position_embeddings"] = extension.original_length
-        if extension.factor != model.max_length / extension.original_length:  # what its absence means
-            fields["factor"] = extension.factor
-        if extension.attention is not None:
-            fields["attention_factor"] = extension.attention
-    elif isinstance(extension, ProportionalScaling):
-        fields |= {"rope_type": "proportional", "partial_rotary_factor": extension.fraction}
-        if extension.factor != 1:  # what its absence means
-            fields["factor"] = extension.factor
-    elif extension is not None:
+    return fields if position.extension is None else fields | write_extension(position.extension, model.max_length)
+
+
+def write_extension(extension: RotaryScaling, max_length: int) -> dict[str, Any]:
+    """The fields of an extension, by their names; those that say what their absence means are left out."""
+    kind, rope_type = next((item for item in ROPE_TYPES.items() if item[1].extension is type(extension)), (None, None))
+    if rope_type is None:
         raise ValueError(f"transformers has no name for the extension {extension.kind!r}")
-    return fields
+    given = extension.to_dict()
+    if kind == "dynamic" and given["original_length"] != max_length:
+        raise ValueError("transformers' dynamic NTK starts at the model's max_length, which must be original_length")
+    usual = {field.name: field.default for field in dataclasses.fields(extension)}
+    if rope_type.factor_by_length:
+        usual["factor"] = max_length / given["original_length"]
+    kept = [*rope_type.written, *(name for name in rope_type.optional if given[name] != usual[name])]
+    return {"rope_type": kind, **{THEIRS.get(name, name): given[name] for name in kept}}
 
 
 def partial_rotary_factor(width: int, head_dim: int) -> float:

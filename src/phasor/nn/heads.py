@@ -66,10 +66,9 @@ class LogitsHead(nn.Module):
         self.multiplier = model.dim**-0.5 if config.multiplier == "rsqrt" else config.multiplier
         masked = config if isinstance(config, MaskedHeadConfig) else None
         self.activation = None if masked is None else masked.activation
-        projects = model.embedding.width is not None and (masked is None or model.embedding.project == "tokens")
         self.dense = nn.Linear(model.dim, model.input_width, bias=masked.dense_bias) if masked else None
         self.norm = build_norm(model.norm, model.input_width) if masked else None
-        self.project = nn.Linear(model.dim, width, bias=False) if projects else None
+        self.project = nn.Linear(model.dim, width, bias=False) if config.projects(model.embedding) else None
         tied = model.embedding.tied
         self.weight: Tensor | None = None if tied else nn.Parameter(torch.empty(model.vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if config.bias else None

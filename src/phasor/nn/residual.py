@@ -31,14 +31,10 @@ class Residual(nn.Module):
     The stream, what sub-layers take and what they return are all `[B, T, dim]`.
     """
 
-    norms_per_sublayer = 1
-
     def __init__(self, model: ModelConfig, side: Side, sublayers: int) -> None:
         super().__init__()
         self.multiplier = model.placement.multiplier
-        self.norms = nn.ModuleList(
-            build_norm(model.norm, model.dim) for _ in range(self.norms_per_sublayer * sublayers)
-        )
+        self.norms = nn.ModuleList(build_norm(model.norm, model.dim) for _ in model.placement.norms(sublayers))
         self.dropout = model.dropout.residual
 
     def branch(self, y: Tensor) -> Tensor:
@@ -104,8 +100,6 @@ class Post(Residual):
 class Sandwich(Residual):
     """`x + norm(f(norm(x)))`; the norm after one sub-layer, the sum and the norm before the next are one operation."""
 
-    norms_per_sublayer = 2
-
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         first, *between, last = (cast(Norm, norm) for norm in self.norms)
         h = first(x)
@@ -151,9 +145,6 @@ class Parallel(Residual):
 
 class SharedParallel(Residual):
     """`x + f(h) + g(h)`, `h = norm(x)`."""
-
-    def __init__(self, model: ModelConfig, side: Side, sublayers: int) -> None:
-        super().__init__(model, side, 1)
 
     def forward(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         h = self.norms[0](x)
@@ -204,7 +195,7 @@ def build_residual(
     """
     residual = residual_of(model, side, sublayers, first)
     if branch_norms:
-        residual.norms[-residual.norms_per_sublayer] = NoNorm()
+        residual.norms[-model.placement.norms_per_sublayer] = NoNorm()
     return residual
 
 

@@ -108,7 +108,7 @@ def check_config(
 
 
 def check_shape(config: ModelConfig, recipe: Recipe) -> ModelConfig:
-    """The configuration as it is, if the recipe's task trains a model of its shape, whatever the head."""
+    """The configuration as it is, if the recipe's task trains a model of its shape, with any head."""
     shapes = objective_of(recipe).shapes
     if config.shape not in shapes:
         expected = " or ".join(map(with_article, shapes))

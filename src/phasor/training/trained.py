@@ -60,7 +60,7 @@ def choose_weights(model: Transformer, recipe: Recipe, state: TrainingState | No
 def begin_adapter(model: Transformer, recipe: Recipe, state: TrainingState | None, *, verify: bool) -> None:
     """Add an adapter, fresh or as a checkpoint describes it, and freeze the base but for what is trained whole.
 
-    What is trained is in float32, whatever the dtype of the base.
+    What is trained is in float32, with a base of any dtype.
     """
     assert recipe.lora is not None
     assert recipe.init_from is not None

@@ -139,5 +139,5 @@ def test_the_kernel_of_rotary_takes_learned_frequencies():
 def test_bad_fields_are_named():
     with pytest.raises(ValueError, match=r"GRAPEConfig.base must be"):
         GRAPEConfig(base=1.0)
-    with pytest.raises(ValueError, match="GRAPE rotates pairs of features, and a head has 7"):
+    with pytest.raises(ValueError, match="'grape' positions rotate pairs of features, and a head has 7"):
         tiny("grape", head_dim=7)

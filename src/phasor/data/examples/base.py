@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -45,6 +45,7 @@ class Examples:
     unrelated: ClassVar[frozenset[str]] = frozenset({"share_vocabulary"})
     unit: ClassVar[str] = "example"
     measured: ClassVar[str] = "tokens"
+    batch_source: ClassVar[Callable[..., ExampleBatches]]  # of a store, the recipe, a seed, special ids, if shuffled
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -80,8 +81,8 @@ class Examples:
         positions: GivenPositions | None,
         vocab_size: int | None,
     ) -> ExampleBatches:
-        """The batches of a store."""
-        raise NotImplementedError
+        """The batches of a store; `positions` and `vocab_size` are for documents."""
+        return self.batch_source(store, self.recipe, seed, special, shuffled)
 
     def adopt(self, config: ModelConfig) -> None:
         """Take what a trained model fixes of its examples, such as the names of labels."""

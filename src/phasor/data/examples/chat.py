@@ -16,11 +16,8 @@ from phasor.data.encoding import Report, Tokenizers, Tokens, given_tokenizer
 from phasor.data.examples.base import Examples
 from phasor.data.messages import BadRowError, Message
 from phasor.data.packed import PackedRows
-from phasor.data.positions import GivenPositions
 from phasor.data.split import Example, PlacedExample, where_of
 from phasor.data.templates import add_markers, read_chat_template, template_hash, with_special_tokens
-from phasor.data.token_files import TokenStore
-from phasor.data.tokenizers import SpecialIds
 
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.uint32)
 
@@ -76,23 +73,12 @@ class TemplatedExamples(Examples):
                 return None
         return super().fit(example, tokens)
 
-    def batches(
-        self,
-        store: TokenStore,
-        seed: int,
-        special: SpecialIds,
-        *,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int | None,
-    ) -> PackedRows:
-        return PackedRows(store, self.recipe, seed, special, shuffled)
-
 
 class Conversations(TemplatedExamples):
     """Conversations, whose replies are predicted."""
 
     sides = 2
+    batch_source = PackedRows
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         data = self.recipe.data

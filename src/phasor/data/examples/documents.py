@@ -44,7 +44,10 @@ class Documents(Examples):
         positions: GivenPositions | None,
         vocab_size: int | None,
     ) -> Rows:
-        return Rows(store, self.recipe, seed, special, shuffled, positions)
+        if self.needs_mask and (vocab_size is None or special.mask is None):
+            raise ValueError("masking needs a vocabulary's size and its mask token")
+        masked = vocab_size if self.needs_mask else None
+        return Rows(store, self.recipe, seed, special, shuffled, positions, masked)
 
 
 class MaskedDocuments(Documents):
@@ -52,17 +55,3 @@ class MaskedDocuments(Documents):
 
     ends = "<bos> $A <eos>"
     needs_mask = True
-
-    def batches(
-        self,
-        store: TokenStore,
-        seed: int,
-        special: SpecialIds,
-        *,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int | None,
-    ) -> Rows:
-        if vocab_size is None or special.mask is None:
-            raise ValueError("masking needs a vocabulary's size and its mask token")
-        return Rows(store, self.recipe, seed, special, shuffled, positions, vocab_size)

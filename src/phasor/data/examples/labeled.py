@@ -18,10 +18,7 @@ from phasor.data.dates import Split
 from phasor.data.encoding import Report, Tokenizers, Tokens
 from phasor.data.examples.base import Examples
 from phasor.data.labeled import TOKENS, LabeledBatches
-from phasor.data.positions import GivenPositions
 from phasor.data.split import Example, PlacedExample, where_of
-from phasor.data.token_files import TokenStore
-from phasor.data.tokenizers import SpecialIds
 
 
 class Labeled(Examples):
@@ -35,6 +32,7 @@ class Labeled(Examples):
     ends = "<bos> $A <eos>"
     unrelated = frozenset({"share_vocabulary"})
     unit = "text"
+    batch_source = LabeledBatches
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -114,18 +112,6 @@ class Labeled(Examples):
 
     def origin(self) -> dict[str, Any]:
         return {"classify": self.config.to_dict(), "labels": list(self.labels or known_labels(self.recipe))}
-
-    def batches(
-        self,
-        store: TokenStore,
-        seed: int,
-        special: SpecialIds,
-        *,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int | None,
-    ) -> LabeledBatches:
-        return LabeledBatches(store, self.recipe, seed, special, shuffled)
 
 
 def known_labels(recipe: Recipe) -> tuple[str, ...]:

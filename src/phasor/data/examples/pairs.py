@@ -9,11 +9,8 @@ from phasor.data.dates import Split
 from phasor.data.encoding import Report, Tokenizers, Tokens, add_ends, encode_texts
 from phasor.data.examples.base import Examples
 from phasor.data.pairs import Pairs
-from phasor.data.positions import GivenPositions
 from phasor.data.sources import pairs
 from phasor.data.split import Example
-from phasor.data.token_files import TokenStore
-from phasor.data.tokenizers import SpecialIds
 
 
 class ParallelTexts(Examples):
@@ -26,6 +23,7 @@ class ParallelTexts(Examples):
     unrelated = frozenset()
     unit = "pair"
     measured = "tokens on a side"
+    batch_source = Pairs
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         return pairs(path, self.recipe.data, target, split)
@@ -38,15 +36,3 @@ class ParallelTexts(Examples):
 
     def length(self, tokens: tuple[Tokens, ...]) -> int:
         return max(len(tokens[0]), len(tokens[1]) - 1)  # a decoder reads its target without the last token
-
-    def batches(
-        self,
-        store: TokenStore,
-        seed: int,
-        special: SpecialIds,
-        *,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int | None,
-    ) -> Pairs:
-        return Pairs(store, self.recipe, seed, special, shuffled)

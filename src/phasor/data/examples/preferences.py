@@ -13,10 +13,7 @@ from phasor.data.dates import Split
 from phasor.data.encoding import Report, Tokenizers, Tokens
 from phasor.data.examples.chat import TemplatedExamples
 from phasor.data.packed import PairedRows
-from phasor.data.positions import GivenPositions
 from phasor.data.split import Example, PlacedExample
-from phasor.data.token_files import TokenStore
-from phasor.data.tokenizers import SpecialIds
 
 
 class PreferencePairs(TemplatedExamples):
@@ -26,23 +23,12 @@ class PreferencePairs(TemplatedExamples):
     token_sides = (0, 2)
     unit = "preference"
     measured = "tokens on a side"
+    batch_source = PairedRows
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         for pair in preferences(path, self.recipe.data, self.skipped):
             texts = ({"messages": pair.prompt, "tools": pair.tools}, pair.chosen, pair.rejected)
             yield PlacedExample((json.dumps(text, ensure_ascii=False) for text in texts), pair.where)
-
-    def batches(
-        self,
-        store: TokenStore,
-        seed: int,
-        special: SpecialIds,
-        *,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int | None,
-    ) -> PairedRows:
-        return PairedRows(store, self.recipe, seed, special, shuffled)
 
     def texts(self, example: Example) -> tuple[str, ...]:
         prompt, *replies = map(json.loads, example)

@@ -12,10 +12,7 @@ from phasor.data.dates import Split
 from phasor.data.embedding_batches import EmbeddingBatches
 from phasor.data.encoding import Report, Tokenizers, encode_texts
 from phasor.data.examples.base import Examples
-from phasor.data.positions import GivenPositions
 from phasor.data.split import Example, PlacedExample
-from phasor.data.token_files import TokenStore
-from phasor.data.tokenizers import SpecialIds
 
 
 class SimilarTexts(Examples):
@@ -26,6 +23,7 @@ class SimilarTexts(Examples):
     ends = "<bos> $A <eos>"
     unrelated = frozenset({"share_vocabulary"})
     unit = "text"
+    batch_source = EmbeddingBatches
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         config = self.recipe.embed
@@ -43,15 +41,3 @@ class SimilarTexts(Examples):
 
     def origin(self) -> dict[str, Any]:
         return {"embed": self.recipe.embed.to_dict()}
-
-    def batches(
-        self,
-        store: TokenStore,
-        seed: int,
-        special: SpecialIds,
-        *,
-        shuffled: bool,
-        positions: GivenPositions | None,
-        vocab_size: int | None,
-    ) -> EmbeddingBatches:
-        return EmbeddingBatches(store, self.recipe, seed, special, shuffled)

@@ -52,7 +52,7 @@ def self_test(devices: tuple[str, ...]) -> Iterator[Check]:
                 with torch.no_grad():
                     error = run(torch.device(device))
                 problem = None if error <= bound else f"the error is {error:.1e}, above {bound:.1e}"
-            except Exception as wrong:  # whatever it is belongs in the report
+            except Exception as wrong:  # any of them belongs in the report
                 error, problem = None, f"{type(wrong).__name__}: {shorten(' '.join(str(wrong).split()), 300)}"
             yield Check(name, device, error, bound, time.perf_counter() - begun, problem)
 

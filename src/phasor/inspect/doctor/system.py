@@ -228,6 +228,6 @@ def triton_problem() -> str | None:
         return None
     try:
         import triton  # noqa: F401
-    except Exception as error:  # whatever it is belongs in the report
+    except Exception as error:  # any of them belongs in the report
         return f"triton is installed and cannot be imported: {type(error).__name__}: {error}"
     return None

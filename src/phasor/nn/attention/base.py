@@ -78,6 +78,15 @@ def cap_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x
 Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number
 
 
+class AttendShapes(NamedTuple):
+    """The heads and widths of the queries, keys and values that `attend` is called with."""
+
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int
+    value_dim: int
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, ctx: AttentionContext, score_mod: ScoreMod) -> Tensor:
     """Queries `[B, T, H, D]` over keys `[B, S, K, D]` and values `[B, S, K, E]` under the mask, as `[B, T, H, E]`.
 
@@ -111,6 +120,18 @@ class Attention(KindModule):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement forward")
+
+    def attend_shapes(self, queries: int, keys: int) -> AttendShapes | None:
+        """What `attend` is called with for that many queries over that many keys; None where it is not."""
+        return None
+
+    def score_options(self) -> dict[str, Any]:
+        """How scores are modified, but for what depends on the call."""
+        return {}
+
+    def project_heads(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys of vectors `[rows, dim]`, for schemes that project theirs as the layer does."""
+        return no_projection(vectors)
 
     def rows_by_role(self) -> Iterator[tuple[nn.Linear, list[Rows]]]:
         """The projections with an initialization by role ("q", "k", "v", "out"), each split into its rows by role.

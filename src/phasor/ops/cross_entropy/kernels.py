@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phasor.ops.launch import on_device
+from phasor.ops.launch import KernelLauncher
 
 
 @triton.jit
@@ -82,6 +82,9 @@ def _cross_entropy_kernel(
                 tl.store(logits_ptr + cols, dz.to(logits_ptr.dtype.element_ty), mask=cols < V)
 
 
+launch_cross_entropy = KernelLauncher(_cross_entropy_kernel)
+
+
 def cross_entropy(
     logits: Tensor,
     targets: Tensor,
@@ -98,23 +101,21 @@ def cross_entropy(
     rows, vocab_size = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lse = torch.empty_like(losses)
-    with on_device(logits):
-        _cross_entropy_kernel[(rows,)](
-            logits,
-            targets.contiguous(),
-            weights.contiguous(),
-            losses,
-            lse,
-            vocab_size,
-            logits.stride(0),
-            float(label_smoothing),
-            float(z_loss),
-            float(multiplier),
-            float(softcap or 1.0),
-            HAS_SOFTCAP=softcap is not None,
-            HAS_SMOOTHING=label_smoothing > 0,
-            HAS_GRAD=gradient,
-            BLOCK_V=min(block_v, triton.next_power_of_2(vocab_size)),
-            num_warps=num_warps,
-        )
+    tensors = {"logits_ptr": logits, "target_ptr": targets.contiguous(), "weight_ptr": weights.contiguous()}
+    launch_cross_entropy(
+        logits,
+        {**tensors, "loss_ptr": losses, "lse_ptr": lse},
+        (rows,),
+        V=vocab_size,
+        stride_m=logits.stride(0),
+        label_smoothing=float(label_smoothing),
+        z_loss=float(z_loss),
+        multiplier=float(multiplier),
+        softcap=float(softcap or 1.0),
+        HAS_SOFTCAP=softcap is not None,
+        HAS_SMOOTHING=label_smoothing > 0,
+        HAS_GRAD=gradient,
+        BLOCK_V=min(block_v, triton.next_power_of_2(vocab_size)),
+        num_warps=num_warps,
+    )
     return losses, lse

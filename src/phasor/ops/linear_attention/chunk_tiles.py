@@ -9,14 +9,14 @@ import triton.language as tl
 
 @triton.jit
 def load_tile(ptr, stride, rows, columns, offs_m, offs_n):
-    """The tile `[offs_m, offs_n]` of a matrix of so many rows and columns, zero outside of it."""
+    """The tile `[offs_m, offs_n]` of a matrix of that many rows and columns, zero outside of it."""
     mask = (offs_m < rows)[:, None] & (offs_n < columns)[None, :]
     return tl.load(ptr + offs_m[:, None] * stride + offs_n[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def store_tile(ptr, stride, rows, columns, offs_m, offs_n, x):
-    """Write the part of `x` that is inside of a matrix of so many rows and columns."""
+    """Write the part of `x` that is inside of a matrix of that many rows and columns."""
     mask = (offs_m < rows)[:, None] & (offs_n < columns)[None, :]
     tl.store(ptr + offs_m[:, None] * stride + offs_n[None, :], x.to(ptr.dtype.element_ty), mask=mask)
 

@@ -5,7 +5,7 @@ dequantized anew, so no copy in 16 bits outlives a product.
 
 Up to 64 rows a kernel reads NF4 weights as they are: 0.5 bytes each, where dequantizing to bfloat16 first would move
 4.5. With more, that kernel would dequantize every weight once per tile of rows. Dequantized once to a temporary, 4.5
-bytes are moved per weight whatever the rows: a hundredth of the time that the product takes with thousands of rows,
+bytes are moved per weight for any rows: a hundredth of the time that the product takes with thousands of them,
 which torch's libraries multiply faster than Triton does.
 """
 

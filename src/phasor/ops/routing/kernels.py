@@ -26,7 +26,7 @@ MAX_CHUNKS = 256  # every program adds up the counts of all
 def load_logits(logits_ptr, token, N, E, BLOCK_E: tl.constexpr):
     """The logits of some tokens `[BLOCK_M, 1]`, in float32 and -inf past the last expert; and in the order of choice.
 
-    Whatever the logits are, an expert that exists comes before one that does not.
+    For any logits an expert that exists comes before one that does not.
     """
     expert = tl.arange(0, BLOCK_E)[None, :]
     mask = (token < N) & (expert < E)

@@ -116,7 +116,7 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
             if not position.takes_latent_keys:
                 raise ValueError(
                     f"latent attention takes positions that rotate the first features of queries and keys alone or "
-                    f"act on scores whatever queries and keys are, and not {position.kind!r} on "
+                    f"act on scores by positions alone, and not {position.kind!r} on "
                     f"{', '.join(position.acts_on)}"
                 )
             by_head = "queries" in position.acts_on and position.weight_shapes(model)

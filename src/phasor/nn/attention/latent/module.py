@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.nn.adapted import effective_weight
-from phasor.nn.attention.base import Attention, AttentionContext, attend
+from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen
 from phasor.nn.norm import build_norm
@@ -50,6 +51,17 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         shape = x.shape[1], keys, self.head_dim
         return prepare_mask(mask, x, shape, plain_scores=positions is None, positions=positions)
 
+    def attend_shapes(self, queries: int, keys: int) -> AttendShapes | None:
+        rope, _, value, rank = self.sizes
+        if self.chooses(keys):
+            return None
+        if self.absorbs(queries, keys):
+            return AttendShapes(self.num_heads, rope + rank, 1, rank)
+        return AttendShapes(self.num_heads, self.head_dim, self.num_heads, max(self.head_dim, value))
+
+    def score_options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "dropout": self.dropout if self.training else 0.0}
+
     def quantizable(self) -> Iterator[tuple[str, nn.Module]]:
         """All but `kv_up`, whose weight is multiplied with queries too."""
         return ((name, part) for name, part in self.named_children() if name != "kv_up")
@@ -69,8 +81,8 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         q = ctx.position.on_query(q, ctx.prepared)  # [B, T, H, D]
         (kept,) = ctx.step.update(latents=ctx.position.on_key(self.latents(x), ctx.prepared))  # [B, S, 1, rope + rank]
         index = self.index(x, source, ctx)
-        score_mod = ctx.score_mod(scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        if index is not None and kept.shape[1] > index.top_k:
+        score_mod = ctx.score_mod(**self.score_options())
+        if index is not None and self.chooses(kept.shape[1]):
             y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, index, ctx, score_mod))
         elif self.absorbs(q.shape[1], kept.shape[1]):
             y = self.values(attend(self.absorb(q), kept, kept[..., self.sizes.rope :], ctx, score_mod))
@@ -113,6 +125,10 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         rest, v = up.split((nope, value), dim=-1)
         k = torch.cat((shared.expand(-1, -1, self.num_heads, -1), rest), dim=-1)
         return k, F.pad(v, (0, max(0, self.head_dim - value)))
+
+    def chooses(self, keys: int) -> bool:
+        """Whether there are more keys than an indexer chooses."""
+        return self.config.indexer is not None and keys > self.config.indexer.top_k
 
     def absorbs(self, queries: int, keys: int) -> bool:
         """Whether attending to latent vectors takes fewer operations than computing the keys and values of heads."""

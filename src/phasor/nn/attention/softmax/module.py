@@ -16,7 +16,7 @@ from phasor.config import (
     StridedConfig,
     TopKConfig,
 )
-from phasor.nn.attention.base import Attention, AttentionContext, Rows, attend
+from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, Rows, attend
 from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
@@ -101,6 +101,13 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         plain = config.softcap is None and self.sinks is None and not config.cap_sinks and positions is None
         shape = x.shape[1], keys, self.head_dim
         return prepare_sparse_mask(mask, x, shape, plain_scores=plain, positions=positions)
+
+    def attend_shapes(self, queries: int, keys: int) -> AttendShapes:
+        return AttendShapes(self.num_heads, self.head_dim, self.num_kv_heads, self.head_dim)
+
+    def score_options(self) -> dict[str, Any]:
+        dropout = self.dropout if self.training else 0.0
+        return {"scale": self.scale, "softcap": self.config.softcap, "sink_logits": self.sinks, "dropout": dropout}
 
     def reset_parameters(self) -> None:
         for bias in (self.sinks, *self.partial_qkv_bias.values()):
@@ -234,14 +241,7 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim))  # [B, T, H, D]
             q, kv = self._bias_clip_norm("q", q), ctx.step.project(self.project_kv)
             k, v = kv["keys"], kv["values"]  # [B, S, K, D]
-        score_mod = ctx.score_mod(
-            scale=self.scale,
-            softcap=self.config.softcap,
-            sink_logits=self.sinks,
-            sink_queries=sink_queries,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        y = attend(q, k, v, ctx, score_mod)  # [B, T, H, D]
+        y = attend(q, k, v, ctx, ctx.score_mod(sink_queries=sink_queries, **self.score_options()))  # [B, T, H, D]
         return self.out((y if gate is None else y * gate).flatten(-2))  # [B, T, dim]
 
 

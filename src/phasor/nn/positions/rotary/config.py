@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from phasor.config.positions import Extension, PositionConfig, RotaryPair
 from phasor.config.schema import greater_than_one, quote
@@ -198,6 +198,31 @@ class PiecewiseRotaryConfig(RotaryConfig):
                     f"{self.kind!r} positions and {what} both replace the queries for some keys: "
                     "leave out one of the two"
                 )
+
+
+class LearnedRotaryConfig(PositionConfig):
+    """Pairs of queries and keys rotated by angles that each layer learns, from those of rotary positions on."""
+
+    base: float = 10000.0
+    pairing: Pairing = "half"
+    acts_on: ClassVar[tuple[str, ...]] = ("queries", "keys")
+    shift_invariant: ClassVar[bool] = True
+    follows_input: ClassVar[bool] = True
+
+    def check(self) -> None:
+        greater_than_one(self, "base")
+
+    def check_model(self, model: ModelConfig) -> None:
+        if model.head_dim % 2:
+            raise ValueError(f"{self.kind!r} positions rotate pairs of features, and a head has {model.head_dim}")
+
+    def frequencies(self, head_dim: int) -> list[Decimal]:
+        """Radians per position for each pair, before training."""
+        return geometric_frequencies(self.base, head_dim)
+
+    @classmethod
+    def examples(cls) -> dict[str, PositionConfig]:
+        return {cls.kind: cls(), f"{cls.kind}-adjacent": cls(pairing="adjacent", base=100.0)}
 
 
 def effect(slowed: float) -> str:
