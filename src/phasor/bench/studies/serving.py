@@ -118,8 +118,8 @@ def run(study: Study) -> None:
     some = requests[: settings.sequential]
     time_requests(study, "sequential", some, lambda: [alone(model, request) for request in some], warm=True)
     with new_engine(study, model, settings.at_once) as engine:
-        one_by_one = partial(map, lambda request: together(engine, [request]), some)
-        time_requests(study, "engine, one by one", some, lambda: list(one_by_one()), warm=True)
+        one_by_one = partial(one_after_the_other, engine, some)
+        time_requests(study, "engine, one by one", some, one_by_one, warm=True)
     for size in settings.static:
         time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size), warm=True)
     for size in settings.concurrency:
@@ -201,6 +201,11 @@ def new_engine(study: Study, model: Transformer, at_once: int, deterministic: bo
 def together(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
     handles = [engine.submit(request.prompt, max_new_tokens=request.new) for request in requests]
     return [handle.result().tokens for handle in handles]
+
+
+def one_after_the_other(engine: Engine, requests: Sequence[Request]) -> None:
+    for request in requests:
+        together(engine, [request])
 
 
 def by_transformers(model: Any, requests: Sequence[Request]) -> None:
