@@ -75,8 +75,8 @@ class LayerStep:
         """
         state = self.state("state")
         if state is not None and tensors[0].shape[2] == 1 and not torch.is_grad_enabled():
-            q, k, v, log_decay, *strength = tensors
-            y = linear_attention_step(q, k, v, log_decay, *strength or [None], state, starts)
+            q, k, v, log_decay, *others = tensors
+            y = linear_attention_step(q, k, v, log_decay, others[0] if others else None, state, starts)
         else:
             y, state = recurrence(*tensors, state=state, starts=starts)
         self.store(state=state)

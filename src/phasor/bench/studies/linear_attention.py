@@ -136,7 +136,8 @@ def run(study: Study) -> None:
         if tokens <= settings.longest_of_peers:
             case = LinearInputs(study, tokens)
             row: dict[str, Any] = {"who": "SDPA", "what": "full attention", "tokens": tokens}
-            time_call(study, row, partial(sdpa, *case.inputs[:3]), case, case.inputs[:3])
+            q, k, v = case.inputs[:3]
+            time_call(study, row, partial(sdpa, q, k, v), case, [q, k, v])
 
 
 def check(study: Study, name: str, case: LinearInputs) -> dict[str, float]:
@@ -222,7 +223,8 @@ def time_token(study: Study, name: str, batch: int) -> None:
         inputs = [x.transpose(1, 2) for x in LinearInputs(study, 1, batch).of(name)]
         state = torch.randn(batch, heads, dim, dim, device=study.device)
         expected, after = REFERENCES[name](*(x.double() for x in (*inputs, state)))
-        call = partial(linear_attention_step, *inputs[:4], inputs[4] if name == "delta" else None, state)
+        q, k, v, log_decay, *strength = inputs
+        call = partial(linear_attention_step, q, k, v, log_decay, strength[0] if strength else None, state)
         row["error"] = relative_error([call(), state], [expected, after])
         study.check("one token", row["error"], TOLERANCE[study.machine.dtype])
         row["ms"] = study.machine.timer.graph_ms(call)

@@ -129,7 +129,8 @@ class Handle:
             if was_done or (self.needs_each_token and state.done):  # which reading may find out: a stop text
                 reason = self.finish_reason(row)
                 text += self.tracker.decoders[row.index].flush() if self.tracker.decoders else ""
-            new, values = (x[start : state.num_read] for x in (state.new, state.log_probabilities))
+            read = slice(start, state.num_read)
+            new, values = state.new[read], state.log_probabilities[read]
             own = None if self.request.tokenizer is None else text
             pieces.append(Generated(new, values, own, None, row.index, reason, row.tops[start:]))
         return pieces

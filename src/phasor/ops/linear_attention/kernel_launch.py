@@ -69,7 +69,7 @@ def strides(**tensors: Tensor) -> dict[str, int]:
 
     That of a single row is 0: of a million tokens it would take 64 bits, for which kernels would be compiled again.
     """
-    found = {}
+    found: dict[str, int] = {}
     for name, x in tensors.items():
         found |= {f"stride_{name}b": stride_or_0(x, 0), f"stride_{name}h": x.stride(1), f"stride_{name}t": x.stride(2)}
     return found
