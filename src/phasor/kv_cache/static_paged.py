@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasor.kv_cache.page_table import PageLayout, to_device
+from phasor.kv_cache.page_table import PageLayout
 from phasor.kv_cache.paged import PagedKVCache, PagedRow
 from phasor.kv_cache.paged_call import PagedLayerStep, PagedWrite
 from phasor.kv_cache.pages import NULL_PAGE
@@ -36,7 +36,7 @@ class StaticPagedKVCache:
     """What a paged cache keeps, in the same memory, for steps of one token of up to `batch_size` rows.
 
     `blocks` is the most pages that a row has in a layer without a window. `set_rows` says which rows steps are for; the
-    paged cache itself is not updated.
+    paged cache itself is not updated. Caches that share `latest` continue each other's steps.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
@@ -54,32 +54,61 @@ class StaticPagedKVCache:
     length: int | None = None  # frequencies depend on no length
     memory: EncoderOutput | None = None
 
-    def __init__(self, cache: PagedKVCache, batch_size: int, blocks: int) -> None:
+    def __init__(self, cache: PagedKVCache, batch_size: int, blocks: int, latest: Tensor | None = None) -> None:
         self.cache, self.config = cache, cache.config
         self.layers, self.states, self.layouts = cache.layers, cache.states, cache.layouts
         self.cross: list[dict[str, Tensor]] = []
-        self.counts = torch.zeros(batch_size, dtype=torch.int64, device=cache.device)
-        self.next_positions, self.origins = self.counts.clone()[:, None], self.counts.clone()[:, None]
-        self.numbers = torch.full_like(self.counts, cache.max_rows)
-        self.pages = {
-            layout: torch.full(
-                (batch_size, table.most_blocks or blocks), NULL_PAGE, dtype=torch.int32, device=cache.device
-            )
-            for layout, table in cache.tables.items()
-        }
+        self.batch_size = batch_size
+        self.widths = {layout: table.most_blocks or blocks for layout, table in cache.tables.items()}
+        # One tensor, so that all of it comes from the host by one copy.
+        self.given = torch.zeros(self._split_size, dtype=torch.int64, device=cache.device)
+        rows, self.pages = self._split(self.given)
+        self.counts, self.numbers, self.places, self.new_tokens = rows[:4]
+        self.next_positions, self.origins = rows[4][:, None], torch.zeros_like(rows[4])[:, None]
+        self.numbers.fill_(cache.max_rows)
+        self.latest = torch.zeros(cache.max_rows, dtype=torch.int64, device=cache.device) if latest is None else latest
+        self.chosen = torch.zeros(2, batch_size, dtype=torch.float64, device=cache.device)
 
-    def set_rows(self, rows: Sequence[PagedRow]) -> None:
-        """The rows of the next step, for whose tokens there are pages."""
-        fill, device = len(self.counts) - len(rows), self.cache.device
-        numbers, counts = self.cache.numbers(rows, fill), [*(row.count for row in rows), *[0] * fill]
-        on_device = to_device(np.array([numbers, counts]), device)
-        self.numbers.copy_(on_device[0])
-        self.counts.copy_(on_device[1])
-        self.next_positions.copy_(on_device[1][:, None])
+    @property
+    def _split_size(self) -> int:
+        return 5 * self.batch_size + sum(-(-self.batch_size * width // 2) for width in self.widths.values())
+
+    def _split(self, given: Tensor) -> tuple[Tensor, dict[PageLayout, Tensor]]:
+        """What is given of rows, `[5, batch_size]`, and their pages, of 32 bits."""
+        rows, pages, start = given[: 5 * self.batch_size].view(5, -1), {}, 10 * self.batch_size
+        halves = given.view(torch.int32)
+        for layout, width in self.widths.items():
+            pages[layout] = halves[start : start + self.batch_size * width].view(-1, width)
+            start += -(-self.batch_size * width // 2) * 2
+        return rows, pages
+
+    def set_rows(self, rows: Sequence[PagedRow], tokens: Sequence[int] = ()) -> None:
+        """The rows of the next step, for whose tokens there are pages.
+
+        `tokens` are what `take_tokens` takes: tokens, or `-1 - i` for what the row `i` of the latest step chose.
+        """
+        fill, on_gpu = self.batch_size - len(rows), self.cache.device.type == "cuda"
+        host = torch.zeros(self._split_size, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
+        of_rows, pages = self._split(host)
+        given, numbers = of_rows.numpy(), self.cache.numbers(rows, fill)
+        given[0, : len(rows)] = given[4, : len(rows)] = [row.count for row in rows]
+        given[1] = numbers
+        given[3, : len(tokens)] = tokens
+        given[2] = np.where(given[3] < 0, -1 - given[3], len(self.latest) + np.arange(self.batch_size))
         for layout, table in self.cache.tables.items():
-            own = self.pages[layout]
-            used = min(own.shape[1], table.entries.shape[1])
-            own[:, :used].copy_(to_device(table.entries[numbers, :used], device, np.int32))
+            used = min(self.widths[layout], table.entries.shape[1])
+            pages[layout].numpy()[:, :used] = table.entries[numbers, :used]
+        self.given.copy_(host, non_blocking=True)
+
+    def take_tokens(self, tokens: Tensor) -> None:
+        """Write the tokens of the rows, those of the host and those that the latest step chose, into `tokens`."""
+        torch.index_select(torch.cat((self.latest, self.new_tokens)), 0, self.places, out=tokens)
+
+    def keep_tokens(self, tokens: Tensor, logits: Tensor) -> None:
+        """Keep the tokens that a step chose for the next one, and with their logits in `chosen`, for the host."""
+        self.latest[: self.batch_size] = tokens
+        self.chosen[0] = tokens
+        self.chosen[1] = logits.gather(1, tokens[:, None])[:, 0]
 
     def kernel_args(self, index: int) -> dict[str, Any]:
         """Where the decode kernels find what a layer keeps."""

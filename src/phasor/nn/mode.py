@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -26,8 +26,20 @@ def eval_mode(*models: nn.Module | None) -> Iterator[None]:
     >>> model.training
     True
     """
+    with modules_in_eval_mode({module for model in models if model is not None for module in model.modules()}):
+        yield
+
+
+@contextmanager
+def modules_in_eval_mode(every: Iterable[nn.Module]) -> Iterator[None]:
+    """`eval_mode` of modules that are known, none of them twice: it takes microseconds where the walk takes hundreds.
+
+    >>> model = nn.Sequential(nn.Dropout())
+    >>> with modules_in_eval_mode([*model.modules()]):
+    ...     model[0].training
+    False
+    """
     with LOCK:
-        every = {module for model in models if model is not None for module in model.modules()}
         modules = [module for module in every if module.training or module in HELD]
         for module in modules:
             HELD[module] = HELD.get(module, 0) + 1

@@ -26,7 +26,7 @@ from phasor.generation.engine.scheduler import EngineBatch, Scheduler
 from phasor.generation.generated import Generated
 from phasor.generation.request import GenerationRequest, build_request
 from phasor.kv_cache.paged import PagedKVCache
-from phasor.nn.mode import eval_mode
+from phasor.nn.mode import eval_mode, modules_in_eval_mode
 from phasor.nn.positions.base import Position
 from phasor.transformer import Stack, Transformer
 
@@ -97,7 +97,7 @@ class Engine:
         if model.front_end is not None:
             raise ValueError("an engine reads tokens, and the source of this model are features: use phasor.generate")
         self.model, self.deterministic, self.max_waiting, self.extension = model, deterministic, max_waiting, extension
-        self._models = ExtendedModels(model)
+        self._models, self._modules = ExtendedModels(model), list(model.modules())
         if extension is not None:
             check_extension(extension)
         pages = default_pages(model, max_rows, page_size) if pages is None else pages + 1
@@ -215,7 +215,9 @@ class Engine:
 
     def step(self) -> bool:
         """Read the next tokens of all rows, and choose new ones; whether there is anything left to do."""
-        with eval_mode(self.model):
+        if self._new:  # since the last request the model may have got other modules
+            self._modules = list(self.model.modules())
+        with modules_in_eval_mode(self._modules):
             return self._step()
 
     def _step(self) -> bool:

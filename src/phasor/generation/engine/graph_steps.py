@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import cast
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from phasor.generation.engine.row import EngineRow
 from phasor.generation.engine.scheduler import EngineBatch
 from phasor.generation.runners import StepSpec, new_runner, runs_cuda_graph
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, model_identity, model_why_not
-from phasor.kv_cache.page_table import FIRST_WIDTH, to_device
+from phasor.kv_cache.page_table import FIRST_WIDTH
 from phasor.kv_cache.paged import PagedKVCache, round_up
 from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.transformer import Transformer
@@ -28,14 +27,13 @@ from phasor.transformer import Transformer
 class LaunchedStep:
     """A step that computes the next token of rows.
 
-    `logits` `[B, vocab]` hold until the next step, `tokens` `[B]` are the likeliest ones, and `found` has them with
-    their logits, `[2, B]` on the host once `copied`.
+    `logits` `[B, vocab]` hold until the next step, and `chosen` has the likeliest tokens and their logits, `[2, B]` on
+    the host once `copied`.
     """
 
     rows: list[EngineRow]
     logits: Tensor
-    tokens: Tensor
-    found: Tensor
+    chosen: Tensor
     copied: torch.cuda.Event | None
     needs_logits: bool  # the next token of some row is not just the likeliest, or begins several rows
 
@@ -43,18 +41,19 @@ class LaunchedStep:
         """Wait for the likeliest tokens and their logits."""
         if self.copied is not None:
             self.copied.synchronize()
-        best, tokens = self.found.tolist()
+        tokens, best = self.chosen[:, : len(self.rows)].tolist()
         return list(zip(map(int, tokens), best, strict=True))
 
 
 class ModelGraphs:
     """The graphs of a model as it was when the first one was captured, by numbers of rows and of pages.
 
-    None stands for steps that run eagerly.
+    None stands for steps that run eagerly. `latest` are the tokens that the latest of the steps chose.
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, max_rows: int) -> None:
         self.identity = model_identity(model)
+        self.latest = torch.zeros(max_rows, dtype=torch.int64, device=model.tokens.weight.device)
         self.runners: dict[tuple[int, int], CudaGraphRunner | None] = {}
 
     def is_outdated(self, model: Transformer) -> bool:
@@ -78,13 +77,14 @@ class GraphSteps:
     def runner(self, model: Transformer, rows: int, blocks: int) -> CudaGraphRunner | None:
         """The runner of steps of as many rows of a model, with as many pages each; None where they run eagerly."""
         if model not in self.graphs:
-            captured = runs_cuda_graph(self._spec(model, 1, 1))  # else no number of rows is
-            self.graphs[model] = ModelGraphs(model) if captured else None
+            captured = runs_cuda_graph(StepSpec(model, 1, pages=StaticPagedKVCache(self.cache, 1, 1)))  # else none is
+            self.graphs[model] = ModelGraphs(model, self.cache.max_rows) if captured else None
         graphs = self.graphs[model]
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
-            graphs.runners[rows, blocks] = self._capture(self._spec(model, rows, blocks))
+            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.latest)
+            graphs.runners[rows, blocks] = self._capture(StepSpec(model, rows, pages=pages))
         return graphs.runners[rows, blocks]
 
     def _capture(self, spec: StepSpec) -> CudaGraphRunner | None:
@@ -96,9 +96,6 @@ class GraphSteps:
             warnings.warn(f"steps of {spec.rows} rows run eagerly, as no CUDA graph: {error}", stacklevel=2)
             return None
 
-    def _spec(self, model: Transformer, rows: int, blocks: int) -> StepSpec:
-        return StepSpec(model, rows, pages=StaticPagedKVCache(self.cache, rows, blocks))
-
     def launch(self, batch: EngineBatch) -> LaunchedStep | None:
         """Begin the step that reads the last token of each row of a batch; None where it has to run eagerly."""
         cached = [row.cached for row in batch.rows if row.cached is not None]
@@ -107,36 +104,23 @@ class GraphSteps:
         runner = self.runner(batch.model, rows, blocks)
         if runner is None:
             return None
-        cast(StaticPagedKVCache, runner.buffers.cache).set_rows(cached)
-        next_tokens = runner.buffers.tokens[: len(cached)]
-        next_tokens.copy_(self._last_tokens(batch.rows))
+        pages = cast(StaticPagedKVCache, runner.buffers.cache)
+        known = [row.text[row.count] if row.launched is None else -1 - row.launched[1] for row in batch.rows]
+        pages.set_rows(cached, known)
         logits = runner.run()[: len(cached)]
         self.cache.commit(cached, batch.new)
-        tokens = next_tokens.clone()
-        found, copied = to_host(torch.stack((logits.gather(1, tokens[:, None])[:, 0].double(), tokens.double())))
+        chosen, copied = to_host(pages.chosen)
         needs_logits = not all(row.handle.is_argmax_only and not row.followers for row in batch.rows)
-        step = LaunchedStep(batch.rows, logits, tokens, found, copied, needs_logits)
+        step = LaunchedStep(batch.rows, logits, chosen, copied, needs_logits)
         for i, row in enumerate(batch.rows):
             row.launched = step, i
         return step
 
-    def _last_tokens(self, rows: list[EngineRow]) -> Tensor:
-        """The last token of each row, of the step before where that has not been read."""
-        before = next((row.launched[0] for row in rows if row.launched is not None), None)
-        if before is not None and before.rows == rows:
-            return before.tokens
-        known = [row.text[row.count] if row.launched is None else 0 for row in rows]
-        places = [-1 if row.launched is None else row.launched[1] for row in rows]
-        given = to_device(np.array([known, places]), self.cache.device)
-        if before is None:
-            return given[0]
-        return torch.where(given[1] < 0, given[0], before.tokens[given[1].clamp(min=0)])
-
 
 def to_host(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """A tensor on the host, and an event after which it is there; None where it is at once."""
+    """A copy of a tensor on the host, and an event after which it is there; None where it is at once."""
     if not x.is_cuda:
-        return x, None
+        return x.clone(), None
     host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
     host.copy_(x, non_blocking=True)
     copied = torch.cuda.Event()

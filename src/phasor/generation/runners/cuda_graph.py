@@ -91,6 +91,7 @@ class CudaGraphRunner:
         on_gpu = self.device.type == "cuda"
         self.host_history = torch.zeros(self.buffers.history.shape, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         body = self.with_reorder(self.build_step(model, spec.compile), spec.beams)
+        body = body if spec.pages is None else self.with_tokens_of_rows(body, spec.pages)
         if on_gpu:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
             self.copied = [torch.cuda.Event() for _ in self.host_history]
@@ -127,6 +128,17 @@ class CudaGraphRunner:
             return step()
 
         return run_reordered_step
+
+    def with_tokens_of_rows(self, step: Callable[[], Tensor], pages: StaticPagedKVCache) -> Callable[[], Tensor]:
+        """The step between the tokens of rows that come and go, and those that are chosen for them."""
+
+        def run_step_of_rows() -> Tensor:
+            pages.take_tokens(self.buffers.tokens)
+            logits = step()
+            pages.keep_tokens(self.buffers.tokens, logits)
+            return logits
+
+        return run_step_of_rows
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         self.buffers.order.copy_(torch.as_tensor(rows))
@@ -342,7 +354,8 @@ def autocast_why_not(weight: Tensor) -> str | None:
 
 def model_why_not(model: Transformer) -> str | None:
     """Why the steps of a model could be no CUDA graph on any device."""
-    weights, modules = step_tensors(model), list(model.modules())
+    modules = list(model.modules())
+    weights = step_tensors(modules)
     if dispatch.forced_path() == "reference":
         return "the reference path is forced"
     if type(model) is not Transformer:
@@ -356,16 +369,18 @@ def model_why_not(model: Transformer) -> str | None:
     return None
 
 
-def step_tensors(model: nn.Module) -> list[Tensor]:
-    """All tensors of a model that a step reads: weights, and those in int8, which are buffers."""
-    return [*model.parameters(), *model.buffers()]
+def step_tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """All tensors of a model's modules that a step reads: weights, and those in int8, which are buffers."""
+    held = (x for part in modules for tensors in (part._parameters, part._buffers) for x in tensors.values())
+    return list({id(x): x for x in held if x is not None}.values())
 
 
 def model_identity(model: Transformer) -> Any:
     """The weights and modules that a captured graph depends on."""
-    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(model))
-    strengths = tuple(lora.strength for module in model.modules() for lora in adapters_of(module).values())
-    return weights, tuple(map(id, model.modules())), strengths
+    modules = list(model.modules())
+    weights = tuple((w.data_ptr(), w.dtype, w.shape) for w in step_tensors(modules))
+    strengths = tuple(lora.strength for module in modules for lora in adapters_of(module).values())
+    return weights, tuple(map(id, modules)), strengths
 
 
 def sizes_identity(spec: StepSpec) -> Any:
