@@ -188,3 +188,15 @@ def test_ctrl_c_ends_a_pipe(folder: Path) -> None:
         process.stdout.read()
         assert process.stderr.read() == b""
         assert process.wait() == 130
+
+
+def test_an_encoder_decoder_talks_without_a_template(
+    run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = phasor.Transformer(phasor.preset("t5", dim=32, num_heads=2, num_layers=1, hidden_dim=32, vocab_size=261))
+    model.tokenizer, model.special = byte_tokenizer("$A <eos>"), phasor.SpecialTokens(start=0, stop=(2,))
+    phasor.save(model, tmp_path / "model")
+    pipe(monkeypatch, b"Hello\nWhy?\n")
+    printed = run_phasor("chat", str(tmp_path / "model"), "--max-new-tokens", "4")
+    assert printed.splitlines() == replies(tmp_path / "model", "Hello", "Why?", max_new_tokens=4)

@@ -205,3 +205,35 @@ def test_what_cannot_talk_is_said() -> None:
     encoder = phasor.Transformer(phasor.preset("bert", dim=16, num_heads=2, num_layers=1, vocab_size=50))
     with pytest.raises(ValueError, match="needs a decoder"):
         ChatSession(encoder, template=CHATML)
+
+
+def make_encoder_decoder() -> phasor.Transformer:
+    model = make_model(shape="encoder-decoder", position="rotary")
+    model.special = phasor.SpecialTokens(start=1, stop=(2,))
+    return model
+
+
+def test_an_encoder_reads_the_conversation_and_the_decoder_replies() -> None:
+    model = make_encoder_decoder()
+    talk = ChatSession(model, system="Be kind.", max_new_tokens=12)
+    end = model.tokenizer.token_to_id("<|im_end|>")
+    for turn in TURNS:
+        source = CHATML.encode(model.tokenizer, [*talk.messages, {"role": "user", "content": turn}], None, True)
+        expected = phasor.generate(model, source, max_new_tokens=12, stop=[2, end])
+        assert talk.reply(turn) == model.tokenizer.decode([token for token in expected if token not in (2, end)])
+    assert phasor.chat(model, talk.messages[:-1], max_new_tokens=12) == talk.messages[-1]["content"]
+
+
+def test_an_encoder_without_a_template_reads_plain_text() -> None:
+    model = make_encoder_decoder()
+    model.chat_template = None
+    talk = ChatSession(model, max_new_tokens=12)
+    first = talk.reply("Hello")
+    assert first == phasor.generate(model, "Hello", max_new_tokens=12)
+    assert talk.reply("Why?") == phasor.generate(model, f"Hello\n{first}\nWhy?", max_new_tokens=12)
+    with pytest.raises(ValueError, match="tools and their calls need a template"):
+        ChatSession(model, tools=[{"type": "function"}]).reply("Hello")
+    audio = {"front_end": {"features": 8, "convolutions": [{"features": 32, "width": 3}]}}
+    listener = make_model(shape="encoder-decoder", position="rotary", embedding=audio)
+    with pytest.raises(ValueError, match="the source of this model are features"):
+        ChatSession(listener)

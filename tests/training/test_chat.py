@@ -240,13 +240,6 @@ def test_options_of_other_tasks_are_refused(fields, said):
     assert said in str(refused.value)
 
 
-def test_an_encoder_decoder_is_refused_in_a_sentence(tmp_path):
-    made = chat_folders.recipe(tmp_path / "run", task="chat", model={"preset": "t5"},
-                               data={"train": "rows.jsonl", "chat_template": "plain"})  # fmt: skip
-    with pytest.raises(ValueError, match="the task 'chat' trains a decoder, and this model is an encoder-decoder"):
-        train(made)
-
-
 def test_docstrings_are_the_same_every_time_and_hold_out_some(tmp_path):
     made = Recipe.from_dict({
         "task": "chat", "model": {"dim": 8},

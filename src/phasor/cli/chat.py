@@ -40,7 +40,8 @@ Ctrl-C stops a reply. A line that begins with a space is a turn, and no command.
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Talk with a model by the chat template of its folder. In a terminal a line is a turn, /help lists commands, "
-        "and Ctrl-C stops a reply. From a pipe every line is a turn, and the replies are printed."
+        "and Ctrl-C stops a reply. From a pipe every line is a turn, and the replies are printed. An encoder-decoder "
+        "reads the conversation with its encoder, as plain text where its folder has no template."
     )
     parser.add_argument("folder", help=f"a model folder, a run, or {ON_HUB}")
     declare_options(parser, CHAT_OPTIONS)
@@ -61,7 +62,7 @@ def run(given: argparse.Namespace) -> None:
     if given.template is not None:
         folder = Path(given.template).parent if model.origin is None else model.origin.folder
         template = ChatTemplate.read(folder, given.template)
-    elif ChatTemplate.of(model) is None:
+    elif ChatTemplate.of(model) is None and model.config.shape != "encoder-decoder":
         raise ValueError(
             f"{given.folder} has no chat template, which says how a conversation is written: give one with --template "
             "FILE, or continue a text with phasor generate"

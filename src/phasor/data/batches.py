@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from phasor.config.model import Shape
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch as Batch
 from phasor.data.examples import examples_of
@@ -22,7 +23,8 @@ class Batches:
     """The batches of a store for a recipe's task, of the kind that its examples make.
 
     `shuffled=False` keeps the order of the store, for evaluation. Rows have the positions that the recipe asks for;
-    some are for `training`, and coupled ones need the `tokenizer`. Masking needs `vocab_size`.
+    some are for `training`, and coupled ones need the `tokenizer`. Masking needs `vocab_size`. `shape` is that of the
+    model, where it is known better than from the recipe.
 
     >>> import tempfile
     >>> import torch
@@ -46,12 +48,13 @@ class Batches:
         tokenizer: Any = None,
         shuffled: bool = True,
         training: bool = False,
+        shape: Shape | None = None,
     ) -> None:
         seed = recipe.train.seed if seed is None else seed
         special = special or SpecialIds()
         self.workers = recipe.data.workers
         positions = GivenPositions.of(recipe.data, seed, tokenizer, training)
-        self.source = examples_of(recipe).batches(
+        self.source = examples_of(recipe, shape).batches(
             store, seed, special, shuffled=shuffled, positions=positions, vocab_size=vocab_size
         )
         self.per_epoch = self.source.per_epoch

@@ -98,7 +98,7 @@ def tokenizers_for(kind: Examples, texts: Callable[[], Iterable[Example]], chara
         tokenizer = byte_tokenizer(kind.ends)
         return kind.adapt(Tokenizers(tokenizer, tokenizer, SpecialIds()), None)
     share = SAMPLE * data.vocab_size / max(1, characters)
-    if kind.has_source and not data.share_vocabulary:
+    if "share_vocabulary" not in kind.unrelated and not data.share_vocabulary:
         source, target = (
             train_tokenizer(sample_texts((e[side : side + 1] for e in texts()), share), data, kind.ends)
             for side in (0, 1)

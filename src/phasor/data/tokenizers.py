@@ -139,7 +139,9 @@ def special_of(tokenizer: Tokenizer, folder: Path) -> SpecialIds:
     for file in (folder / CONFIG, folder / SPECIAL):
         if file.is_file():
             read = read_special(read_json(file), file)
-            stated = stated.replace(**{name: value for name, value in read.to_dict().items() if value})
+            stated = stated.replace(
+                **{name: value for name, value in read.to_dict().items() if value not in (None, [])}
+            )
     eos = stated.stop[0] if stated.stop else named["eos"]
     if eos is None:
         raise ValueError(f"{folder} names no token that ends a text, as eos_token_id in {SPECIAL} would")

@@ -99,12 +99,12 @@ def evaluation_texts(trained: TrainedRun, data: str | Path | None, target: str |
     data = path_of(data, "the data")
     if recipe.data.generates_data:
         recipe = recipe.replace(data=recipe.data.replace(format="auto"))
-    return examples_of(recipe).read(str(data), None if target is None else str(target))
+    return examples_of(recipe, trained.model.config.shape).read(str(data), None if target is None else str(target))
 
 
 def encode_to_store(trained: TrainedRun, examples: Iterable[Example], folder: Path) -> EncodedTexts:
     """The tokens of examples as training has them."""
-    tokenizers, kind = trained.tokenizers, examples_of(trained.recipe)
+    tokenizers, kind = trained.tokenizers, examples_of(trained.recipe, trained.model.config.shape)
     kind.adopt(trained.model.config)
     size = max(tokenizers.target.get_vocab_size(), tokenizers.source.get_vocab_size())
     kept: list[Example] = []

@@ -14,6 +14,7 @@ from phasor.config.schema import quote
 from phasor.config.text_files import path_of
 from phasor.files import atomic_write
 from phasor.generation.api import stream_steps
+from phasor.generation.chat_source import encode_source
 from phasor.generation.encode import without_limits
 from phasor.generation.prefix_cache import PrefixCache
 from phasor.generation.request import build_request
@@ -36,7 +37,8 @@ def chat(
 
     Its folder's chat template, or the one given, writes the conversation. The keyword arguments are those of
     `generate`; a reply ends at the template's end of a turn, or at `stop`. `ChatSession` keeps what was computed
-    between turns.
+    between turns. An encoder-decoder reads the conversation with its encoder, and its decoder writes the reply; without
+    a template it reads the text of the turns.
 
     >>> from phasor import preset
     >>> from phasor.data.tokenizers import byte_tokenizer
@@ -60,7 +62,8 @@ class ChatSession:
 
     `system` begins it, `tools` are JSON schemas that the template shows to the model, and the other keyword arguments
     those of `generate`. A turn computes its own tokens alone, where the template writes the turns before it as they
-    were; the tokens are those of a `generate` over the whole text.
+    were; the tokens are those of a `generate` over the whole text. An encoder reads all turns anew, since each of them
+    attends to those after it.
 
     >>> from phasor import preset
     >>> from phasor.data.tokenizers import byte_tokenizer
@@ -83,17 +86,21 @@ class ChatSession:
         **fields: Any,
     ) -> None:
         template = ChatTemplate.of(model) if template is None else template
-        if model.decoder is None or model.encoder is not None:
-            raise ValueError("a conversation needs a decoder, and this model is another one")
+        if model.decoder is None:
+            raise ValueError("a conversation needs a decoder, and this model is an encoder")
+        if model.front_end is not None:
+            raise ValueError("a conversation is text, and the source of this model are features")
         if model.tokenizer is None:
             raise ValueError("a conversation needs a tokenizer, and this model has none")
-        if template is None:
+        if template is None and model.encoder is None:
             raise ValueError(
                 "this model has no chat template, which says how a conversation is written: give one, a file of Jinja "
                 "(template), or continue a text with generate"
             )
         self.model, self.template, self.tools, self.system = model, template, tools, system
         self.tokenizer = without_limits(model.tokenizer)
+        source = model.source_tokenizer
+        self.reader = self.tokenizer if source is None else without_limits(source)  # of what was said so far
         self.fields = self._with_end_of_turn(fields)
         self.messages: list[dict[str, Any]] = []
         self.reset()
@@ -113,13 +120,16 @@ class ChatSession:
         Where the reader stops, the messages have what was said until then. A turn that is refused is not added.
         """
         turn = [] if text is None else [{"role": "user", "content": text}]
-        prompt = self.template.encode(self.tokenizer, [*self.messages, *turn], self.tools, add_generation_prompt=True)
-        request = build_request(self.model, prompt, None, self._fields(len(prompt)), streams=True, as_text=True)
+        prompt = encode_source(self.template, self.reader, [*self.messages, *turn], self.tools)
+        continued = 1 if self.model.encoder is not None else len(prompt)  # tokens that the decoder begins with
+        request = build_request(self.model, prompt, None, self._fields(continued), streams=True, as_text=True)
         if request.samples_per_prompt > 1 or request.options.num_beams > 1 or request.options.penalty_alpha:
             raise ValueError("a conversation goes on by greedy decoding or sampling, with one reply to a turn")
         if request.options.prompt_lookup_tokens or request.options.compile:
             raise ValueError("prompt_lookup_tokens and compile are for generate: a conversation keeps its own cache")
-        return self._say(turn, stream_steps(replace(request, prefix=self.prefix)))
+        if self.model.encoder is None:
+            request = replace(request, prefix=self.prefix)
+        return self._say(turn, stream_steps(request))
 
     def _say(self, turn: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
         self.messages += turn
@@ -146,7 +156,7 @@ class ChatSession:
     def _with_end_of_turn(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The options, with the template's end of a turn among the stops."""
         try:
-            end = self.template.end_of_turn(self.tokenizer)
+            end = None if self.template is None else self.template.end_of_turn(self.tokenizer)
         except ValueError:  # a template that refuses the turns which would show it
             end = None
         stop = fields.get("stop")

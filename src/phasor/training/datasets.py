@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.runs import DATA
+from phasor.config.model import Shape
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.batches import Batches
@@ -50,11 +51,13 @@ class Datasets:
     sizes: tuple[SplitSize, SplitSize] = (SplitSize(0, 0), SplitSize(0, 0))  # to train on, to validate with
 
 
-def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprint: str | None = None) -> Datasets:
+def load_datasets(
+    recipe: Recipe, run: RunFolder, progress: Progress, fingerprint: str | None = None, shape: Shape | None = None
+) -> Datasets:
     """Prepare a recipe's data, in its cache or else in the run's folder, or open them if they are prepared.
 
     Either way they are `data` in the run's folder afterward. A run that is resumed has a `fingerprint`: it keeps the
-    tokens it began with, even if the files they were made from have changed.
+    tokens it began with, even if the files they were made from have changed. It also knows the model's `shape`.
     """
     place = run.path / DATA
     prepared = None if fingerprint is None else open_own(recipe, place, fingerprint, run.notify)
@@ -68,13 +71,13 @@ def load_datasets(recipe: Recipe, run: RunFolder, progress: Progress, fingerprin
             place.unlink(missing_ok=True)
             run.marker.claim(DATA, link=str(prepared.folder.resolve()))
             replace_link(place, prepared.folder)
-    datasets = build_datasets(recipe, prepared)
+    datasets = build_datasets(recipe, prepared, shape)
     for line in describe_mixture(datasets.mixture):
         run.notify(line)
     return datasets
 
 
-def follow_datasets(recipe: Recipe, run: RunFolder, fingerprint: str) -> Datasets:
+def follow_datasets(recipe: Recipe, run: RunFolder, fingerprint: str, shape: Shape | None = None) -> Datasets:
     """The data that another process of the run has prepared, for one of the others."""
     prepared = open_own(recipe, run.path / DATA, fingerprint, run.notify)
     if prepared is None:
@@ -82,11 +85,11 @@ def follow_datasets(recipe: Recipe, run: RunFolder, fingerprint: str) -> Dataset
             f"{(run.path / DATA).resolve()} is not on all machines of the run: Recipe.out and DataConfig.cache have to "
             "be folders that they share"
         )
-    return build_datasets(recipe, prepared)
+    return build_datasets(recipe, prepared, shape)
 
 
-def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
-    """The batches of a recipe from its prepared data."""
+def build_datasets(recipe: Recipe, prepared: PreparedData, shape: Shape | None = None) -> Datasets:
+    """The batches of a recipe from its prepared data, for a model of a shape or of that of the recipe's."""
     shared = prepared.source_tokenizer is prepared.tokenizer
 
     def batches(store: TokenStore, **options: bool) -> Batches:
@@ -96,10 +99,11 @@ def build_datasets(recipe: Recipe, prepared: PreparedData) -> Datasets:
             special=prepared.special,
             vocab_size=prepared.vocab_size,
             tokenizer=prepared.tokenizer,
+            shape=shape,
             **options,
         )
 
-    sides = list(examples_of(recipe).token_sides)
+    sides = list(examples_of(recipe, shape).token_sides)
     store, shares = prepared.train, list[SourceShare]()
     if recipe.data.mixture:
         lengths = prepared.train.lengths[:, sides].sum(axis=1)

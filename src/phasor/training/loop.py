@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from phasor.adapters import DEFAULT
 from phasor.checkpoints.adapter_folder import describe_adapter
 from phasor.checkpoints.runs import checkpoint_name
+from phasor.config.model import Shape
 from phasor.config.recipe import Recipe
 from phasor.data.batch import Batch
 from phasor.data.prefetch import StepBatches
@@ -126,7 +127,8 @@ def train_as(
                 run.check_visible(token)
         state = shared_state(run, processes) if resume else None
         fingerprint = None if state is None else state.values["fixed"]["tokens"]
-        datasets = shared_datasets(run, processes, progress, fingerprint)
+        shape = None if state is None else state.values["fixed"]["model"]["shape"]
+        datasets = shared_datasets(run, processes, progress, fingerprint, shape)
         for skipped in datasets.left_out:
             run.notify(f"{skipped} are left out")
         if joined is not None:
@@ -165,14 +167,14 @@ def train_as(
 
 
 def shared_datasets(
-    run: RunFolder, processes: Processes, progress: TrainingProgress, fingerprint: str | None
+    run: RunFolder, processes: Processes, progress: TrainingProgress, fingerprint: str | None, shape: Shape | None
 ) -> Datasets:
     """The data of a run: the first process prepares them, then the others open them."""
     if processes.is_first:
-        datasets = load_datasets(run.recipe, run, progress.on_prepare, fingerprint)
+        datasets = load_datasets(run.recipe, run, progress.on_prepare, fingerprint, shape)
         processes.from_first(datasets.fingerprint)
         return datasets
-    return follow_datasets(run.recipe, run, processes.from_first(""))
+    return follow_datasets(run.recipe, run, processes.from_first(""), shape)
 
 
 def write_error(error: Exception, run: RunFolder) -> OSError:

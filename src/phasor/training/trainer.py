@@ -95,7 +95,7 @@ class Trainer:
         if recipe.train.activation_checkpointing:
             checkpoint_blocks(self.model)
         if compiles_blocks(recipe, self.device):
-            self.compile(dynamic=self.objective.varied_batches)
+            self.compile(dynamic=self.varied_batches)
         self.weights = self.shard()
         graphs = recipe.train.cuda_graphs and self.device.type == "cuda"
         self.graphs = StepGraphs(lambda batch: self.compute_step(0, [batch], 0.0)) if graphs else None
@@ -237,13 +237,18 @@ class Trainer:
         """The names of weights that are not finite."""
         return [name for name, weight in self.model.named_parameters() if not bool(torch.isfinite(weight).all())]
 
+    @property
+    def varied_batches(self) -> bool:
+        """Whether nearly every batch has another shape, as those of sources and targets have."""
+        return self.objective.varied_batches or self.model.config.shape == "encoder-decoder"
+
     @contextmanager
     def precision(self) -> Iterator[None]:
         """Autocast as the recipe says; without cuDNN's attention where every batch has another shape.
 
         For each new shape cuDNN plans its attention anew, which takes longer than a step.
         """
-        kernels = sdpa_kernel(cudnn.OTHER_BACKENDS) if self.objective.varied_batches else nullcontext()
+        kernels = sdpa_kernel(cudnn.OTHER_BACKENDS) if self.varied_batches else nullcontext()
         with autocast(self.recipe, self.device), kernels:
             yield
 

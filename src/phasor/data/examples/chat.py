@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from phasor.data.conversations import Conversation, conversations
 from phasor.data.dates import Split
 from phasor.data.docstrings import docstring_conversations
 from phasor.data.encoding import Report, Tokenizers, Tokens, given_tokenizer
-from phasor.data.examples.base import Examples
+from phasor.data.examples.base import ExampleBatches, Examples
 from phasor.data.messages import BadRowError, Message
 from phasor.data.packed import PackedRows
 from phasor.data.split import Example, PlacedExample, where_of
@@ -78,7 +78,7 @@ class Conversations(TemplatedExamples):
     """Conversations, whose replies are predicted."""
 
     sides = 2
-    batch_source = PackedRows
+    batch_source: ClassVar[Callable[..., ExampleBatches]] = PackedRows
 
     def read(self, path: str | None, target: str | None = None, split: Split = "train") -> Iterable[Example]:
         data = self.recipe.data
