@@ -9,6 +9,8 @@ from device import DEVICE
 from parallel_cases import MODELS, config
 from references import normal
 
+from phasor.adapters import add_adapter
+from phasor.config.lora import LoRAConfig
 from phasor.config.parameters import parameters_of
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
@@ -30,6 +32,7 @@ CASES = {
     "experts": config("deepnorm").replace(feedforward=ROUTED | {"bias": True, "activation": "swiglu"}),
     "learned activation": config("tied llama").replace(feedforward={"activation": "xielu"}),
 }
+FEEDFORWARD = {"experts": ("feedforward", "experts")}
 
 
 def results(model, x, positions_like):
@@ -40,11 +43,15 @@ def results(model, x, positions_like):
     return block.attention(x, ctx), block.feedforward(x)
 
 
+@pytest.mark.parametrize("adapted", [False, True], ids=["", "adapted"])
 @pytest.mark.parametrize("case", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES])
-def test_parts_of_modules_add_up_with_their_gradients(case):
+def test_parts_of_modules_add_up_with_their_gradients(case, adapted):
     """Results, the gradient of the input, and those of weights: a part's are its part of the whole weight's."""
     torch.manual_seed(0)
-    whole = Transformer(CASES[case]).to(DEVICE).train()
+    whole = Transformer(CASES[case])
+    if adapted:
+        add_adapter(whole, LoRAConfig(rank=2, targets=("attention", *FEEDFORWARD.get(case, ("feedforward",)))))
+    whole.to(DEVICE).train()
     for weight in whole.parameters():
         weight.data += 0.1 * torch.randn_like(weight)  # biases and sink logits begin as zeros
     x, *seeds = (normal(1, 12, 32, seed=n).detach().to(DEVICE) for n in (1, 2, 3))

@@ -1,4 +1,7 @@
-"""Adapters that several processes train: losses, checkpoints and folders are those of one, and stopped runs resume."""
+"""Adapters that several processes train: losses, checkpoints and folders are those of one, and stopped runs resume.
+
+Two processes hold parts of the rows of weights, or of the heads, features and experts of each layer (`tensor`).
+"""
 
 import json
 import os
@@ -8,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 import phasor
 from phasor.config.recipe import Recipe
 from phasor.training import train
 from phasor.training.progress import TrainingProgress
+from phasor.training.trained import check_adapter
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
@@ -21,8 +26,12 @@ KINDS = {
     "lora": {"rank": 3, "targets": ["attention", "feedforward", "head"], "modules_to_save": ["decoder.norm.*"]},
     "dora": {"rank": 3, "kind": "dora", "targets": ["attention", "feedforward", "embedding"]},
     "experts": {"rank": 3, "kind": "rslora", "targets": ["attention", "experts"]},
+    "biases": {"rank": 3, "kind": "dora", "targets": ["attention", "feedforward"]},
+    "heads": {"rank": 3, "targets": ["attention", "feedforward", "embedding", "head"]},
 }
 SMALL = {"dim": 24, "num_heads": 6, "hidden_dim": 40, "num_layers": 2, "vocab_size": 300}
+BASES = {"experts": "grok", "biases": "gpt", "heads": "theirs"}
+MESHES = {"two": {}, "heads of two": {"tensor": 2}}
 
 
 class Silence(TrainingProgress):
@@ -30,10 +39,11 @@ class Silence(TrainingProgress):
         pass
 
 
-def fields(folder, kind, name):
+def fields(folder, kind, name, **parallel):
     """Five steps with accumulation and an average, over packed documents of uneven lengths."""
     return {
-        "init_from": str(folder / ("grok" if kind == "experts" else "llama")),
+        "init_from": str(folder / BASES.get(kind, "llama")),
+        "parallel": parallel,
         "lora": KINDS[kind],
         "data": {"train": str(folder / "notes.txt"), "tokenizer": "bytes", "replace_tokenizer": True}
         | {"sequence_length": 12, "document": "line"},
@@ -52,14 +62,32 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     lines = [" ".join(str(n * k % 97) for n in range(k % 23 + 2)) for k in range(60)]
     (folder / "notes.txt").write_text("\n".join(lines))
-    for name, preset, more in [("llama", "llama-2", {"embedding": {"tied": True}}), ("grok", "grok-1", {})]:
+    presets = [
+        ("llama", "llama-2", {"embedding": {"tied": True}}),
+        ("grok", "grok-1", {}),
+        ("gpt", "gpt-2", {"dropout": {}}),
+    ]
+    for name, preset, more in presets:
         torch.manual_seed(0)
-        phasor.save(phasor.Transformer(phasor.preset(preset, **SMALL, num_kv_heads=3, **more)), folder / name)
+        model = phasor.Transformer(phasor.preset(preset, **SMALL, num_kv_heads=6 if name == "gpt" else 2, **more))
+        for weight in model.parameters():
+            if weight.dim() == 1:  # biases that are not zero
+                torch.nn.init.normal_(weight, std=0.5)
+        phasor.save(model, folder / name)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 300, "bos_token_id": 1, "eos_token_id": 2}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder / "theirs")
     for kind in KINDS:
         train(Recipe.from_dict(fields(folder, kind, "one")), progress=Silence())
-    stopped = {"recipe": fields(folder, "dora", "stopped"), "resume": False}
-    world = [{"recipe": fields(folder, kind, "two"), "resume": False, "status": "finished"} for kind in KINDS]
-    world += [stopped | {"status": "interrupted", "stop_at": 3}, stopped | {"resume": True, "status": "finished"}]
+    world = [
+        {"recipe": fields(folder, kind, name, **parallel), "resume": False, "status": "finished"}
+        for kind in KINDS
+        for name, parallel in MESHES.items()
+    ]
+    for name, parallel in MESHES.items():
+        stopped = {"recipe": fields(folder, "dora", f"stopped {name}", **parallel), "resume": False}
+        world += [stopped | {"status": "interrupted", "stop_at": 3}, stopped | {"resume": True, "status": "finished"}]
     (folder / "runs.json").write_text(json.dumps(world))
     command = [sys.executable, HERE / "train_world.py", "2", folder / "runs.json"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -78,9 +106,10 @@ def tensors(folder, step):
     return {f"{file.stem}: {name}": x for file in place.glob("*.safetensors") for name, x in load_file(file).items()}
 
 
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_losses_and_checkpoints_are_those_of_one_process(runs, kind):
-    one, two = runs / f"{kind} one", runs / f"{kind} two"
+def test_losses_and_checkpoints_are_those_of_one_process(runs, kind, mesh):
+    one, two = runs / f"{kind} one", runs / f"{kind} {mesh}"
     torch.testing.assert_close(losses(two), losses(one), rtol=0, atol=1e-5)
     expected, own = tensors(one, 2), tensors(two, 2)
     assert {name: (x.dtype, x.shape) for name, x in own.items()} == {n: (x.dtype, x.shape) for n, x in expected.items()}
@@ -89,17 +118,26 @@ def test_losses_and_checkpoints_are_those_of_one_process(runs, kind):
         torch.testing.assert_close(own[name], x, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_folder_holds_the_adapter_and_loads_with_its_base(runs, kind):
+def test_the_folder_holds_the_adapter_and_loads_with_its_base(runs, kind, mesh):
     tokens = torch.arange(40).view(2, 20)
-    one, two = (phasor.load(runs / f"{kind} {name}") for name in ("one", "two"))
-    base = phasor.load(runs / ("grok" if kind == "experts" else "llama"))
+    one, two = (phasor.load(runs / f"{kind} {name}") for name in ("one", mesh))
+    base = phasor.load(runs / BASES.get(kind, "llama"))
     torch.testing.assert_close(two(tokens), one(tokens), rtol=1e-3, atol=1e-4)
     assert not torch.allclose(one(tokens), base(tokens), atol=1e-3)
-    assert not (runs / f"{kind} two" / "model" / "model.safetensors").exists()
+    assert not (runs / f"{kind} {mesh}" / "model" / "model.safetensors").exists()
 
 
-def test_a_run_that_is_stopped_and_resumed_ends_in_the_same_bits(runs):
-    straight, resumed = tensors(runs / "dora two", 5), tensors(runs / "dora stopped", 5)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_run_that_is_stopped_and_resumed_ends_in_the_same_bits(runs, mesh):
+    straight, resumed = tensors(runs / f"dora {mesh}", 5), tensors(runs / f"dora stopped {mesh}", 5)
     assert straight.keys() == resumed.keys()
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_a_quantized_base_is_not_cut_over_heads(runs):
+    made = fields(runs, "lora", "nf4", tensor=2)
+    made["train"] |= {"base_weights": "nf4"}
+    with pytest.raises(ValueError, match="a base in nf4 is whole on every process, and not cut over heads"):
+        check_adapter(Recipe.from_dict(made))

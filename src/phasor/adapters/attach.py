@@ -79,7 +79,8 @@ def attach(
             raise ValueError(f"the adapter is for another model: this one has no layer {path}")
         like = next(layers[path].parameters(), model.tokens.weight)
         with torch.device("meta" if like.is_meta else "cpu"):
-            lora = build_lora(model, layers[path], parts, adapter, {} if rows is None else rows.get(path, {}))
+            shapes = matrix_shapes(model, layers[path], parts)
+            lora = build_lora(layers[path], shapes, parts, adapter, {} if rows is None else rows.get(path, {}))
         own = like.dtype if dtype is None and like.is_floating_point() else dtype
         adapt(layers[path], name, lora.to(like.device, own))
     model.adapters[name] = adapter
@@ -92,18 +93,29 @@ def check_name(model: Transformer, name: str) -> None:
         raise ValueError(f"the model has an adapter {name!r} already")
 
 
+def matrix_shapes(model: Transformer, layer: Any, parts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the matrices that the parts of a layer's adapter update, or update some rows of."""
+    if isinstance(layer, Experts):
+        return {name: tuple(getattr(layer, name).shape) for name in parts}
+    return dict.fromkeys(parts, matrix_shape(model, layer))
+
+
 def build_lora(
-    model: Transformer, layer: Any, parts: Mapping[str, PartConfig], adapter: Adapter, rows: Mapping[str, Tensor]
+    layer: nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    parts: Mapping[str, PartConfig],
+    adapter: Adapter,
+    rows: Mapping[str, Tensor],
 ) -> LoRA:
     """The updates of a layer's parts, initialized; rows that are not given are zero."""
     built: dict[str, nn.Module] = {}
+    out_features = 0
     for name, part in parts.items():
         scale = lora_scale(adapter.kind, part.rank, part.alpha)
         if isinstance(layer, Experts):
-            matrices = getattr(layer, name)
-            built[name] = ExpertsLowRank(matrices.shape, part.rank, scale)
+            built[name] = ExpertsLowRank(shapes[name], part.rank, scale)
             continue
-        out_features, in_features = matrix_shape(model, layer)
+        out_features, in_features = shapes[name]
         own = rows.get(name)
         if own is None and part.rows is not None:
             own = torch.zeros(part.rows, dtype=torch.int32)
@@ -116,7 +128,6 @@ def build_lora(
             has_magnitude=adapter.kind == "dora",
             rows=own,
         )
-    out_features = 0 if isinstance(layer, Experts) else matrix_shape(model, layer)[0]
     return LoRA(built, out_features, adapter.dropout)
 
 
@@ -132,12 +143,17 @@ def reset_magnitudes(model: Transformer, name: str) -> None:
 def adapter_weights(model: Transformer, name: str, rows: SplitRows) -> Iterator[tuple[str, Tensor]]:
     """The weights of a fresh adapter one layer after another, for a model on the meta device that has it.
 
-    They are drawn as `add_adapter` draws them; magnitudes are one.
+    They are drawn as `add_adapter` draws them; magnitudes are one. The model may be cut before they are read.
     """
-    layers = dict(model.named_modules())
-    for path, parts in model.adapters[name].layers.items():
-        lora = build_lora(model, layers[path], parts, model.adapters[name], rows.get(path, {}))
-        yield from ((f"{path}.lora.{name}.{key}", x.detach()) for key, x in lora.state_dict().items())
+    layers, adapter = dict(model.named_modules()), model.adapters[name]
+    shapes = {path: matrix_shapes(model, layers[path], parts) for path, parts in adapter.layers.items()}
+
+    def draw() -> Iterator[tuple[str, Tensor]]:
+        for path, parts in adapter.layers.items():
+            lora = build_lora(layers[path], shapes[path], parts, adapter, rows.get(path, {}))
+            yield from ((f"{path}.lora.{name}.{key}", x.detach()) for key, x in lora.state_dict().items())
+
+    return draw()
 
 
 def initial_magnitudes(

@@ -2,7 +2,8 @@
 
 An adapter hangs on its layer, in `lora` by the adapter's name. The layer keeps its weights and their names. It can be
 any module with `in_features`, `out_features` and `bias` that multiplies by a matrix; one that holds this in another
-form than `weight` gives it by `full_weight()`, which DoRA and merging ask for.
+form than `weight` gives it by `full_weight()`, which DoRA and merging ask for, and one whose bias is added elsewhere
+has `adds_bias` False.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ def effective_weight(layer: nn.Module) -> Tensor:
 def add_updates(layer: Any, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
     """A hook on linear layers: the layer's output and what its adapters add to it."""
     x, given = args[0], y
+    bias = layer.bias if getattr(layer, "adds_bias", True) else None
     for lora in active_adapters(layer):
         y = lora.add(
             y,
             partial(lora.project, x),
-            lambda: given if layer.bias is None else given - layer.bias,
+            lambda: given if bias is None else given - bias,
             partial(full_weight, layer),
         )
     return y

@@ -97,7 +97,8 @@ class LoRA(nn.ModuleDict):
     """An adapter of one layer: the updates of its parts by name, and by how much they count.
 
     A layer that was fused of several has an update for each of them, `W x + s B A x` with its own A: what they
-    multiply is one product, and their B are blocks of one matrix.
+    multiply is one product, and their B are blocks of one matrix. Of a layer that is cut into parts of its rows or
+    columns (`keep_rows`, `keep_columns`) it has the parts of B or of A.
 
     >>> gate, up = torch.arange(4).chunk(2)
     >>> parts = {"gate": LowRank(2, 4, 1, 1.0, rows=gate), "up": LowRank(2, 4, 1, 1.0, rows=up)}
@@ -108,6 +109,16 @@ class LoRA(nn.ModuleDict):
     def __init__(self, parts: Mapping[str, nn.Module], out_features: int = 0, dropout: float = 0.0) -> None:
         super().__init__(dict(parts))
         self.out_features, self.dropout, self.strength = out_features, dropout, 1.0
+        self.part: tuple[int, int, int] | None = None
+        self.sum_parts: Callable[[Tensor], Tensor] | None = None
+
+    def keep_rows(self, index: int, count: int, pieces: int = 1) -> None:
+        """Have the layer be one of `count` parts of its rows, each of whose `pieces` is cut apart."""
+        self.part, self.out_features = (index, count, pieces), self.out_features // count
+
+    def keep_columns(self, sum_parts: Callable[[Tensor], Tensor]) -> None:
+        """Have the layer be a part of its columns; `sum_parts` adds up what is computed of all parts."""
+        self.sum_parts = sum_parts
 
     @property
     def updates(self) -> list[LowRank]:
@@ -127,16 +138,26 @@ class LoRA(nn.ModuleDict):
 
     def rows(self) -> Tensor | None:
         """The rows of the layer's weight that the parts update, one part after another; None for all in order."""
-        given = [part.rows for part in self.updates if part.rows is not None]
+        given = [rows for rows in map(self.rows_of, self.updates) if rows is not None]
         return torch.cat(given).long() if given else None
+
+    def rows_of(self, update: LowRank) -> Tensor | None:
+        """The rows of the layer's weight that one of the updates has, by their numbers in the part that is kept."""
+        if update.rows is None or self.part is None:
+            return update.rows
+        index, count, pieces = self.part
+        rows, width = update.rows.chunk(count)[index], self.out_features // pieces
+        return rows // (width * count) * width + rows % (width * count) - index * width
 
     def gain(self, weight: Tensor) -> Tensor:
         """DoRA's magnitude over the norm of each row of `W + s B A`, `[out]`; its gradient leaves the norm out."""
         with torch.no_grad():
             norm = torch.cat([
-                torch.linalg.vector_norm((weight if part.rows is None else weight[part.rows]) + part.matrix(), dim=1)
-                for part in self.updates
+                torch.linalg.vector_norm((weight if rows is None else weight[rows]) + part.matrix(), dim=1)
+                for part, rows in ((part, self.rows_of(part)) for part in self.updates)
             ])  # fmt: skip
+            if self.sum_parts is not None:
+                norm = self.sum_parts(norm.square()).sqrt()
         gain = torch.cat([cast(Tensor, part.magnitude) for part in self.updates]) / norm
         rows = self.rows()
         return gain if rows is None else gain.new_ones(self.out_features).index_copy(0, rows, gain)

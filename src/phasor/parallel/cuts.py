@@ -7,7 +7,7 @@ evenly are cut along their second. Weights outside of blocks are cut over the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phasor.config.parameters import sides_of, stack_blocks
 from phasor.config.weights import shard_dim
+from phasor.nn.adapted import adapters_of
 from phasor.nn.block import Block
+from phasor.nn.lora import ExpertsLowRank
 from phasor.transformer import Transformer
 
 Slices = tuple[slice, ...]
@@ -58,13 +60,58 @@ def tensor_cuts(model: Transformer) -> dict[str, Cut]:
     >>> tensor_cuts(model)["decoder.blocks.0.feedforward.up.weight"]
     Cut(dim=0, pieces=2)
     """
-    return {
+    cuts = {
         f"{side}.blocks.{index}.{name}": Cut(weight.cut, weight.pieces)
         for side in sides_of(model.config)
         for index, block in enumerate(stack_blocks(model.config, side))
         for name, weight in block.items()
         if weight.cut is not None
     }
+    return cuts | dict(adapter_cuts(model, cuts))
+
+
+def adapter_cuts(model: Transformer, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
+    """How the weights of adapters are cut, by the cuts of the layers.
+
+    Of `W + s B A` with the rows of W those of B are cut, and with its columns those of A.
+    """
+    for path, layer in model.named_modules():
+        for name, lora in adapters_of(layer).items():
+            for key, part in lora.items():
+                stacked = isinstance(part, ExpertsLowRank)
+                cut = cuts.get(f"{path}.{key if stacked else 'weight'}")
+                if cut is None:
+                    continue
+                if stacked:
+                    own = {"A": cut, "B": cut}
+                elif cut.dim == 0:
+                    of_rows = cut if part.rows is None else Cut(0)  # each process has as many rows of a part
+                    own = {"B": of_rows, "magnitude": of_rows}
+                else:
+                    own = {"A": cut}
+                held = {leaf for leaf, _ in part.named_parameters()}
+                yield from ((f"{path}.lora.{name}.{key}.{leaf}", own[leaf]) for leaf in own if leaf in held)
+
+
+def check_parts(model: Transformer, rows: Mapping[str, Mapping[str, Tensor]], count: int) -> None:
+    """Refuse fused layers, by the rows that each of their parts has, if processes would not share the parts in order.
+
+    >>> from phasor import preset
+    >>> with torch.device("meta"):
+    ...     model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=1, hidden_dim=2, vocab_size=50))
+    >>> check_parts(model, {"decoder.blocks.0.feedforward.up": {"gate": torch.tensor([1, 0])}}, 2)
+    Traceback (most recent call last):
+    ValueError: parallel.tensor cannot be 2: it does not cut gate of decoder.blocks.0.feedforward.up in its order
+    """
+    cuts, lengths = tensor_cuts(model), {name: len(weight) for name, weight in model.named_parameters()}
+    for path, parts in rows.items():
+        cut = cuts.get(f"{path}.weight")
+        if cut is None:
+            continue
+        piece = lengths[f"{path}.weight"] // cut.pieces
+        for name, own in parts.items():
+            if not torch.equal(own % piece // (piece // count), torch.arange(len(own)) * count // len(own)):
+                raise ValueError(f"parallel.tensor cannot be {count}: it does not cut {name} of {path} in its order")
 
 
 class Place(NamedTuple):

@@ -83,10 +83,15 @@ def scatter_sums(x: Tensor, axis: Axis) -> Tensor:
     return part
 
 
+def sum_values(x: Tensor, axis: Axis) -> Tensor:
+    """The sum of a tensor over the processes of an axis, without a gradient."""
+    ops = torch.ops._c10d_functional
+    total: Tensor = ops.wait_tensor(ops.all_reduce(x, "sum", axis.group))
+    return total
+
+
 def sum_in_place(tensors: list[Tensor], axis: Axis) -> None:
     """Sum tensors over the processes of an axis, all of them in one exchange."""
-    ops = torch.ops._c10d_functional
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    flat = ops.wait_tensor(ops.all_reduce(flat, "sum", axis.group))
+    flat = sum_values(torch.cat([tensor.flatten() for tensor in tensors]), axis)
     for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(total.view_as(tensor))

@@ -6,18 +6,21 @@ gathered, and after it the sum of all results is scattered, so that within it no
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phasor.nn.adapted import adapters_of
 from phasor.nn.attention.base import Attention
 from phasor.nn.block import Block
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.parallel.cuts import tensor_cuts
-from phasor.parallel.exchange import Axis, gather_tokens, scatter_sums
+from phasor.parallel.exchange import Axis, gather_tokens, scatter_sums, sum_values
 from phasor.parallel.tokens import own_slice
 from phasor.transformer import Stack, Transformer
 
@@ -25,13 +28,15 @@ from phasor.transformer import Stack, Transformer
 class PartialLinear(nn.Linear):
     """A projection of some of the features, one of the terms of a sum: its bias is added in another term."""
 
+    adds_bias = False
+
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight)
 
 
 def cut_blocks(model: Transformer, axis: Axis) -> None:
     """Leave this process's part of every block, with exchanges around the parts of blocks."""
-    cut_weights(model, axis.index, axis.size)
+    cut_weights(model, axis.index, axis.size, partial(sum_values, axis=axis))
 
     def enter(part: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather_tokens(args[0], axis), *args[1:]
@@ -54,10 +59,19 @@ def cut_blocks(model: Transformer, axis: Axis) -> None:
 
 
 @torch.no_grad()
-def cut_weights(model: Transformer, index: int, count: int) -> None:
-    """Make every block one of `count` parts, whose results are terms of a sum."""
-    weights = dict(model.named_parameters())
-    for name, cut in tensor_cuts(model).items():
+def cut_weights(
+    model: Transformer, index: int, count: int, sum_parts: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Make every block one of `count` parts, whose results are terms of a sum; `sum_parts` gives those of norms."""
+    weights, cuts = dict(model.named_parameters()), tensor_cuts(model)
+    for path, layer in model.named_modules():
+        for lora in adapters_of(layer).values():
+            cut = cuts.get(f"{path}.weight")
+            if cut is not None and cut.dim == 0:
+                lora.keep_rows(index, count, cut.pieces)
+            elif cut is not None and sum_parts is not None:
+                lora.keep_columns(sum_parts)
+    for name, cut in cuts.items():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         part = cut.part(weights[name], index, count).clone()

@@ -28,18 +28,22 @@ from phasor.checkpoints.stored_adapters import check_hash, stored_adapter
 from phasor.checkpoints.tensors import fingerprint_weights
 from phasor.config.recipe import Recipe
 from phasor.config.schema import name_some, quote
+from phasor.parallel.cuts import check_parts
 from phasor.training.state import TrainingState
 from phasor.transformer import Transformer
 
 
 def check_adapter(recipe: Recipe) -> None:
-    """Refuse to train on top of an adapter, and to cut one over the heads of a layer."""
+    """Refuse to train on top of an adapter, and to cut a quantized base over the heads of a layer."""
     if recipe.init_from is not None and stored_adapter(resolve_folder(recipe.init_from), verify=False) is not None:
         raise ValueError(
             f"{recipe.init_from} is an adapter: merge it into its base first (phasor merge), and train that"
         )
-    if recipe.lora is not None and recipe.parallel.tensor > 1:
-        raise ValueError("adapters are not cut over heads: leave MeshConfig.tensor out, MeshConfig.shard cuts them")
+    if recipe.train.base_weights is not None and recipe.parallel.tensor > 1:
+        raise ValueError(
+            f"a base in {recipe.train.base_weights} is whole on every process, and not cut over heads: leave "
+            "parallel.tensor or train.base_weights out"
+        )
 
 
 def choose_weights(model: Transformer, recipe: Recipe, state: TrainingState | None, *, verify: bool = True) -> None:
@@ -123,10 +127,12 @@ def with_adapter(
     They have the bits of an adapter that is added to a model in memory. The model may be cut before they are read.
     """
     rows = split_rows(model)
+    check_parts(model, rows, recipe.parallel.tensor)
+    fresh = adapter_weights(model, DEFAULT, rows)
 
     def read() -> Iterator[tuple[str, Tensor]]:
         torch.manual_seed(recipe.train.seed)
-        yield from adapter_weights(model, DEFAULT, rows)
+        yield from fresh
         for name, weight in weights:
             yield name, weight
             yield from initial_magnitudes(model, DEFAULT, rows, name, weight)

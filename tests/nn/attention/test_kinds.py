@@ -11,6 +11,8 @@ from schemes import build, tiny, tokens
 from torch import nn
 
 import phasor
+from phasor.adapters import add_adapter, split_rows
+from phasor.adapters.layers import adaptable_layers
 from phasor.config import AttentionConfig
 from phasor.config.cached import CachedTensor
 from phasor.config.parameters import parameters_of
@@ -23,6 +25,7 @@ from phasor.nn.kinds import KindModule
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
 from phasor.parallel import plan
+from phasor.parallel.cuts import check_parts
 from phasor.parallel.tensor import cut_weights
 
 COUNT = 11
@@ -175,9 +178,18 @@ def test_plans_count_the_weights(attention):
     assert 0 < planned.mfu < 1
 
 
-def test_parts_of_the_heads_add_up(attention):
-    """What a mesh with tensor=2 computes; the bias of the output is added once."""
+@pytest.mark.parametrize("adapted", [False, True], ids=["", "adapted"])
+def test_parts_of_the_heads_add_up(attention, adapted):
+    """What a mesh with tensor=2 computes; the bias of the output is added once, and adapters are cut as the layers."""
     whole = build(tiny("rotary", attention=attention)).double()
+    if adapted:
+        if not any(layer.target == "attention" for layer in adaptable_layers(whole)):
+            pytest.skip("a kind without projections")
+        add_adapter(whole, phasor.LoRAConfig(rank=2, targets=("attention",)))
+        for name, weight in whole.named_parameters():
+            if name.endswith(".B"):
+                torch.nn.init.normal_(weight)
+        check_parts(whole, split_rows(whole), 2)
     parts = [copy.deepcopy(whole) for _ in range(2)]
     for index, part in enumerate(parts):
         cut_weights(part, index, 2)
