@@ -57,7 +57,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if ON_GPU:
         return
     monkeypatch.setattr(gemv, "choose_tiles", lambda *sizes, **kind: Tiles(64, 64, 1))
-    monkeypatch.setattr(decode_attention, "SPLIT_TILES", decode_attention.KVTiles(16, 1, 1))
+    monkeypatch.setattr(decode_attention, "TILES", decode_attention.KVTiles(16, 1, 1))
     monkeypatch.setattr(decode_attention, "TARGET_PROGRAMS", 4)
 
 

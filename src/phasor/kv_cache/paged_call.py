@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 class PagedWrite:
     """Writes new tokens into their slots, and gathers all tokens that are attended to.
 
-    `slots` are those of all new tokens that are kept, one row after the other, and `real`, `[B, T]`, says which they
-    are. `pages` `[B, n]` are gathered, of which the slots `span` hold the keys; in a first call there are none, and
-    rows attend to the new tokens. `last` is the slot of each row's last token before the call, where `has_last`.
+    `slots` are those of all new tokens that are kept, one row after the other, and `real` says which they are of those
+    of the first `rows` rows; None stands for all. `pages` `[B, n]` are gathered, of which the slots `span` hold the
+    keys; in a first call there are none, and rows attend to the new tokens. `last` is the slot of each row's last token
+    before the call, where `has_last`.
     """
 
     slots: Tensor
@@ -41,7 +42,8 @@ class PagedWrite:
 
     def update(self, data: Tensor, new: Tensor) -> Tensor:
         """Write new tokens `[B, T, ...]` into pages `[pages, page_size, ...]`; all that is attended to."""
-        kept = new[: self.rows].flatten(0, 1) if self.real is None else new[: self.rows][self.real]
+        kept = new[: self.rows].flatten(0, 1)
+        kept = kept if self.real is None else kept.index_select(0, self.real)
         data.view(-1, *data.shape[2:])[self.slots] = kept.detach().to(data.dtype)
         if self.pages is None:
             return new
@@ -147,10 +149,11 @@ class PagedCall:
         slots = to_device(table.slots(self.numbers[:kept], tokens[:kept]), device)
         if real is not None:  # real tokens of a row follow each other, wherever its padding is
             slots = slots[torch.arange(count, device=device) < to_device(self.new[:kept], device)[:, None]]
+            real = real[:kept].flatten().nonzero()[:, 0]
         last = table.slots(self.numbers, np.maximum(before - 1, 0)[:, None])[:, 0]
         write = PagedWrite(
             slots.flatten(),
-            None if real is None else real[:kept],
+            real,
             kept,
             None,
             slice(None),

@@ -32,11 +32,16 @@ class StaticPagedWrite(PagedWrite):
         return PagedWrite.update(self, data, torch.where(has_page, new, 0))
 
 
+def new_choices(rows: int, device: torch.device) -> Tensor:
+    """Memory for what a step chose for each row: the bits of its token, and that token's logit."""
+    return torch.zeros(2, rows, dtype=torch.float64, device=device)
+
+
 class StaticPagedKVCache:
     """What a paged cache keeps, in the same memory, for steps of one token of up to `batch_size` rows.
 
     `blocks` is the most pages that a row has in a layer without a window. `set_rows` says which rows steps are for; the
-    paged cache itself is not updated. Caches that share `latest` continue each other's steps.
+    paged cache itself is not updated. Caches that share `chosen` continue each other's steps.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
@@ -54,7 +59,7 @@ class StaticPagedKVCache:
     length: int | None = None  # frequencies depend on no length
     memory: EncoderOutput | None = None
 
-    def __init__(self, cache: PagedKVCache, batch_size: int, blocks: int, latest: Tensor | None = None) -> None:
+    def __init__(self, cache: PagedKVCache, batch_size: int, blocks: int, chosen: Tensor | None = None) -> None:
         self.cache, self.config = cache, cache.config
         self.layers, self.states, self.layouts = cache.layers, cache.states, cache.layouts
         self.cross: list[dict[str, Tensor]] = []
@@ -66,8 +71,8 @@ class StaticPagedKVCache:
         self.counts, self.numbers, self.places, self.new_tokens = rows[:4]
         self.next_positions, self.origins = rows[4][:, None], torch.zeros_like(rows[4])[:, None]
         self.numbers.fill_(cache.max_rows)
-        self.latest = torch.zeros(cache.max_rows, dtype=torch.int64, device=cache.device) if latest is None else latest
-        self.chosen = torch.zeros(2, batch_size, dtype=torch.float64, device=cache.device)
+        self.chosen = new_choices(cache.max_rows, cache.device) if chosen is None else chosen
+        self.latest = self.chosen[0].view(torch.int64)
 
     @property
     def _split_size(self) -> int:
@@ -105,10 +110,9 @@ class StaticPagedKVCache:
         torch.index_select(torch.cat((self.latest, self.new_tokens)), 0, self.places, out=tokens)
 
     def keep_tokens(self, tokens: Tensor, logits: Tensor) -> None:
-        """Keep the tokens that a step chose for the next one, and with their logits in `chosen`, for the host."""
+        """Keep the tokens that a step chose for the next one, and their logits, for the host."""
         self.latest[: self.batch_size] = tokens
-        self.chosen[0] = tokens
-        self.chosen[1] = logits.gather(1, tokens[:, None])[:, 0]
+        self.chosen[1, : self.batch_size] = logits.gather(1, tokens[:, None])[:, 0]
 
     def kernel_args(self, index: int) -> dict[str, Any]:
         """Where the decode kernels find what a layer keeps."""

@@ -45,7 +45,7 @@ def serve(
     max_waiting: int = 1024,
     pages: int | None = None,
     page_size: int = 16,
-    prefill_chunk: int = 512,
+    prefill_chunk: int | None = None,
     deterministic: bool = False,
     extension: Extension | str | None = None,
     on_ready: Callable[[str], None] | None = None,

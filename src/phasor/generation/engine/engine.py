@@ -20,7 +20,7 @@ from phasor.generation.engine.extended import ExtendedModels
 from phasor.generation.engine.forward import run_batch
 from phasor.generation.engine.graph_steps import GraphSteps, LaunchedStep
 from phasor.generation.engine.handle import Handle, LogitsProcessor
-from phasor.generation.engine.memory import default_pages
+from phasor.generation.engine.memory import default_chunk, default_pages
 from phasor.generation.engine.row import EngineRow
 from phasor.generation.engine.scheduler import EngineBatch, Scheduler
 from phasor.generation.generated import Generated
@@ -62,8 +62,8 @@ class Engine:
 
     Up to `max_rows` continuations run at once; their keys and values are in `pages` pages of `page_size` tokens. Up to
     `max_waiting` requests wait, and one more raises a `QueueFullError`. A prompt is read in chunks of up to
-    `prefill_chunk` tokens, beside the rows that decode. Prompts that begin alike share their pages, unless
-    `share_prefixes` is False. With `deterministic` a request gets the same bits alone and among others.
+    `prefill_chunk` tokens (512, or 4,096 on a GPU), beside the rows that decode. Prompts that begin alike share their
+    pages, unless `share_prefixes` is False. With `deterministic` a request gets the same bits alone and among others.
 
     `submit` returns a `Handle`. Work is done by `step`, which handles call where no thread does, or by the thread that
     `start` begins. All methods may be called from any thread.
@@ -83,12 +83,14 @@ class Engine:
         max_rows: int = 16,
         pages: int | None = None,
         page_size: int = 16,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         max_waiting: int = 1024,
         deterministic: bool = False,
         share_prefixes: bool = True,
         extension: Extension | str | None = None,
     ) -> None:
+        if prefill_chunk is None:
+            prefill_chunk = default_chunk(model.tokens.weight.device)
         for name, value in {"max_rows": max_rows, "page_size": page_size, "prefill_chunk": prefill_chunk}.items():
             check_integer(f"an engine's {name}", value, 1, 1 << 31)
         check_integer("an engine's max_waiting", max_waiting, 0, 1 << 31)

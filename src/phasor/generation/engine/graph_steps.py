@@ -19,7 +19,7 @@ from phasor.generation.runners import StepSpec, new_runner, runs_cuda_graph
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, model_identity, model_why_not
 from phasor.kv_cache.page_table import FIRST_WIDTH
 from phasor.kv_cache.paged import PagedKVCache, round_up
-from phasor.kv_cache.static_paged import StaticPagedKVCache
+from phasor.kv_cache.static_paged import StaticPagedKVCache, new_choices
 from phasor.transformer import Transformer
 
 
@@ -27,8 +27,8 @@ from phasor.transformer import Transformer
 class LaunchedStep:
     """A step that computes the next token of rows.
 
-    `logits` `[B, vocab]` hold until the next step, and `chosen` has the likeliest tokens and their logits, `[2, B]` on
-    the host once `copied`.
+    `logits` `[B, vocab]` hold until the next step, and `chosen` has the likeliest tokens and their logits, on the host
+    once `copied`.
     """
 
     rows: list[EngineRow]
@@ -41,19 +41,19 @@ class LaunchedStep:
         """Wait for the likeliest tokens and their logits."""
         if self.copied is not None:
             self.copied.synchronize()
-        tokens, best = self.chosen[:, : len(self.rows)].tolist()
-        return list(zip(map(int, tokens), best, strict=True))
+        tokens, best = self.chosen[:, : len(self.rows)]
+        return list(zip(tokens.view(torch.int64).tolist(), best.tolist(), strict=True))
 
 
 class ModelGraphs:
     """The graphs of a model as it was when the first one was captured, by numbers of rows and of pages.
 
-    None stands for steps that run eagerly. `latest` are the tokens that the latest of the steps chose.
+    None stands for steps that run eagerly. `chosen` is what the latest of the steps chose.
     """
 
     def __init__(self, model: Transformer, max_rows: int) -> None:
         self.identity = model_identity(model)
-        self.latest = torch.zeros(max_rows, dtype=torch.int64, device=model.tokens.weight.device)
+        self.chosen = new_choices(max_rows, model.tokens.weight.device)
         self.runners: dict[tuple[int, int], CudaGraphRunner | None] = {}
 
     def is_outdated(self, model: Transformer) -> bool:
@@ -83,7 +83,7 @@ class GraphSteps:
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
-            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.latest)
+            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen)
             graphs.runners[rows, blocks] = self._capture(StepSpec(model, rows, pages=pages))
         return graphs.runners[rows, blocks]
 

@@ -1,4 +1,4 @@
-"""How many pages an engine has room for."""
+"""How many pages an engine has room for, and how much of prompts it reads at a time."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def default_pages(model: Transformer, max_rows: int, page_size: int, tokens: int
     )
     room = int(memory_for_pages(model.tokens.weight.device) // max(1, per_token * page_size))
     return max(2 if tokens is None else each, min(max_rows * each, room)) + 1
+
+
+def default_chunk(device: torch.device) -> int:
+    """Tokens of prompts that are read at a time: as many as keep a device busy.
+
+    >>> default_chunk(torch.device("cpu"))
+    512
+    """
+    return 4096 if device.type == "cuda" else 512
 
 
 def memory_for_pages(device: torch.device) -> float:

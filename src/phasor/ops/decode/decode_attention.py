@@ -37,9 +37,9 @@ class KVTiles(NamedTuple):
     num_stages: int
 
 
-# With keys split among programs, and without. The first are for heads of 64 features of 16 bits: larger ones have fewer
-# keys in a tile, because a program holds the keys and values of its first tile in registers while it waits.
-SPLIT_TILES, UNSPLIT_TILES = KVTiles(128, 4, 2), KVTiles(64, 4, 3)
+# For heads of 64 features of 16 bits. Larger ones have fewer keys in a tile: where keys are split among programs, one
+# holds the keys and values of its first tile in registers while it waits.
+TILES, LARGE_UNSPLIT_TILES = KVTiles(128, 4, 2), KVTiles(64, 4, 3)
 
 
 def choose_kv_tiles(splits: int, head_dim: int, element_size: int) -> KVTiles:
@@ -48,10 +48,10 @@ def choose_kv_tiles(splits: int, head_dim: int, element_size: int) -> KVTiles:
     >>> choose_kv_tiles(32, 64, 2).block_n // choose_kv_tiles(32, 128, 2).block_n
     2
     """
-    if splits == 1:
-        return UNSPLIT_TILES
     times = max(1, triton.next_power_of_2(head_dim) * element_size // 128)
-    return SPLIT_TILES._replace(block_n=max(16, SPLIT_TILES.block_n // times))
+    if splits == 1 and times > 1:
+        return LARGE_UNSPLIT_TILES
+    return TILES._replace(block_n=max(16, TILES.block_n // times))
 
 
 @triton.jit
