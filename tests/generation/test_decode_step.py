@@ -65,6 +65,33 @@ MODELS = {
     "fire": {"position": "fire"},
     "two biases": {"position": phasor.CombinedConfig(schemes=("alibi", "kerple"))},
     "positions on the input": {"position": "sinusoidal"},
+    # Heads with a state.
+    "gated delta": {"attention": "gated-delta"},
+    "gated delta, groups": {
+        "attention": phasor.GatedDeltaAttentionConfig(
+            num_heads=6, num_key_heads=2, key_dim=5, value_dim=7, conv_width=3
+        )
+    },
+    "gated delta, biases": {"attention": phasor.GatedDeltaAttentionConfig(conv_bias=True, bias=True)},
+    "gated delta without a convolution": {"attention": phasor.GatedDeltaAttentionConfig(conv_width=None)},
+    "mamba2": {
+        "attention": phasor.Mamba2AttentionConfig(num_key_heads=1),
+        "placement": phasor.PreConfig(multiplier=0.3),
+    },
+    "mamba2, groups": {
+        "attention": phasor.Mamba2AttentionConfig(num_heads=6, num_key_heads=2, key_dim=5, value_dim=7, bias=True)
+    },
+    "retention": {"attention": "retention", "position": "rotary"},
+    "retention, adjacent pairs": {
+        "attention": phasor.RetentionAttentionConfig(
+            num_heads=6, num_key_heads=2, key_dim=6, value_dim=7, conv_width=2
+        ),
+        "position": phasor.RotaryConfig(pairing="adjacent", rotary_dim=4),
+    },
+    "states and keys": {
+        "num_layers": 2,
+        "layers": ({"attention": "gated-delta"}, {"position": "rotary"}),
+    },
     # Attention, or a feed-forward network, as a module.
     "forget gates": {"position": "forget", "num_layers": 2},
     "self-extend": {"position": phasor.SelfExtendConfig(window=4, group=2)},
@@ -106,6 +133,9 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
         "norm of heads",
         "multiplier",
         "experts as in gpt-oss",
+        "gated delta",
+        "mamba2",
+        "retention",
     ):
         pytest.skip("many rows share all but the projections with few")
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)

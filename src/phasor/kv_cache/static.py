@@ -63,6 +63,8 @@ class StaticKVCache:
     True
     """
 
+    state_slots: Tensor | None = None  # each row's own states
+
     def __init__(self, cache: KVCache, *, source_length: int | None = None, length: int | None = None) -> None:
         if cache.needs_length and length is None:
             if len(set(cache.lengths)) > 1:

@@ -114,6 +114,11 @@ class StaticPagedKVCache:
         self.latest[: self.batch_size] = tokens
         self.chosen[1, : self.batch_size] = logits.gather(1, tokens[:, None])[:, 0]
 
+    @property
+    def state_slots(self) -> Tensor:
+        """Where the decode kernels find the states of each row, `[B]`."""
+        return self.numbers
+
     def kernel_args(self, index: int) -> dict[str, Any]:
         """Where the decode kernels find what a layer keeps."""
         layout = self.layouts[index]

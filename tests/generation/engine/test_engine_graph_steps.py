@@ -97,6 +97,15 @@ def test_tokens_of_the_fused_step(view: str) -> None:
     assert tokens_of(model, PROMPTS[:4], FusedRunner, **options) == eager(model, PROMPTS[:4], **options)
 
 
+@pytest.mark.sample(4)
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.keeps_state])
+def test_tokens_of_the_fused_step_over_states(kind: str) -> None:
+    model = speaker("rotary" if KINDS[kind].takes_positions else "none", attention=KINDS[kind], num_layers=1)
+    options = {"max_new_tokens": 7, "stop": (11, 30)}
+    assert tokens_of(model, PROMPTS[:4], FusedRunner, **options) == eager(model, PROMPTS[:4], **options)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "one token": {"max_new_tokens": 1},

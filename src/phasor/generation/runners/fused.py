@@ -2,8 +2,10 @@
 
 Up to 16 rows (64 in bfloat16 with quantized weights) every projection is a GEMV kernel that reads its weights once:
 norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
-the projections are GEMMs of torch, and the kernels do what lies between them. A mixture of experts reads the experts in
-use alone, and is two kernels more, the router and its choice; none more for a single row and a small router.
+the projections are GEMMs of torch, and the kernels do what lies between them. Where heads keep a state, the kernel of
+the projection convolves too, and that of attention goes on from the state and normalizes and gates the result. A
+mixture of experts reads the experts in use alone, and is two kernels more, the router and its choice; none more for a
+single row and a small router.
 
 An attention or a feed-forward network that no kernel computes runs as the module it is, between the same kernels.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +22,19 @@ from torch import Tensor, nn
 from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
-from phasor.kv_cache.static import StaticKVCache
-from phasor.kv_cache.static_paged import StaticPagedKVCache
+from phasor.generation.runners.fused_attention import Biases, FusedAttention, fused_attention
 from phasor.nn.adapted import adapters_of
-from phasor.nn.attention.base import AttentionContext
+from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
 from phasor.nn.moe import EXPERTS, Experts
-from phasor.nn.norm import RMSNorm
+from phasor.nn.norm import RMSNorm, RowNorm
 from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedLinear
 from phasor.nn.record import Record
 from phasor.ops import dispatch
-from phasor.ops.attention import Bias
-from phasor.ops.decode import ACTIVATIONS, NormArgs, QKNormArgs, RotaryArgs
+from phasor.ops.decode import ACTIVATIONS, ConvolutionArgs, NormArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
 from phasor.ops.quantized import Matrix
@@ -98,18 +98,16 @@ def has_other_parts(model: Transformer) -> bool:
     kinds = {type(part) for part in model.modules() if part not in as_modules} - set(TORCH_MODULES)
     if any(not kind.__module__.startswith("phasor.") for kind in kinds):
         return True
-    attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
     norms = [stack.norm, *(norm for block in stack.blocks for norm in cast(Block, block).residual.norms)]
-    norms += [norm for x in attentions if x.has_qk_norm for norm in (x.q_norm, x.k_norm)]
-    plain = all(isinstance(x, nn.Linear | QuantizedLinear) for x in linears_of(stack)) and all(
-        isinstance(x, RMSNorm) for x in norms
-    )
-    return not plain
+    norms_of_heads = [norm for attention in fused_parts(stack) for norm in attention.decode_norms()]
+    linears_are_plain = all(isinstance(x, nn.Linear | QuantizedLinear) for x in linears_of(stack))
+    norms_are_plain = all(isinstance(x, RMSNorm) for x in norms) and all(isinstance(x, RowNorm) for x in norms_of_heads)
+    return not (linears_are_plain and norms_are_plain)
 
 
-def softmax_attention(block: nn.Module) -> SoftmaxAttention:
-    """The attention of a block, of the kind that the decode kernels compute."""
-    return cast(SoftmaxAttention, cast(Block, block).attention)
+def fused_parts(stack: Stack) -> list[Attention]:
+    """The attention of the layers for which kernels compute it."""
+    return [block.attention for _, block in fused_layers(stack, attention_why_not)]
 
 
 def fused_layers(stack: Stack, why_not: Callable[[Layer, Block], str | None]) -> list[tuple[Layer, Block]]:
@@ -132,9 +130,9 @@ def sub_layers_as_modules(stack: Stack) -> list[nn.Module]:
 
 def linears_of(stack: Stack) -> list[Any]:
     """The projections of a decoder that kernels compute."""
-    attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
     networks = [block.feedforward for _, block in fused_layers(stack, network_why_not)]
-    return [x for b in attentions for x in (b.qkv, b.out)] + [x for b in networks for x in network_linears(b)]
+    of_attention = [x for attention in fused_parts(stack) for x in attention.decode_projections()]
+    return of_attention + [x for network in networks for x in network_linears(network)]
 
 
 def network_linears(network: Any) -> tuple[Any, ...]:
@@ -168,18 +166,6 @@ def network_why_not(layer: Layer, block: Block) -> str | None:
     return f"no kernel has the activation {kind!r}"
 
 
-class FusedAttention(NamedTuple):
-    """The attention of one layer as a kernel computes it."""
-
-    keys: Tensor
-    values: Tensor
-    slots: dict[str, Any]  # where a row's tokens are
-    rope: RotaryArgs | None
-    qk_norm: QKNormArgs | None
-    sink_logits: Tensor | None
-    adds_bias: bool
-
-
 class FusedRunner(CudaGraphRunner):
     """The CUDA-graph runner with the fused step."""
 
@@ -192,13 +178,21 @@ class FusedStep:
     """The step over shared buffers: it reads their tokens, leaves the next ones there, and returns the logits."""
 
     def __init__(self, model: Transformer, buffers: StepBuffers) -> None:
-        from phasor.ops.decode import decode_attention, embedding, experts, experts_one_row, gemv, lm_head_argmax
+        from phasor.ops.decode import (
+            convolve,
+            decode_attention,
+            embedding,
+            experts,
+            experts_one_row,
+            gemv,
+            lm_head_argmax,
+        )
 
         config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
         rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
-        self.attend: Any = decode_attention.decode_attention
         self.embed_tokens: Any = embedding.embed_tokens
         self.kernels: Any = gemv
+        self.convolutions: Any = convolve
         self.experts: Any = experts
         self.one_row: Any = experts_one_row
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
@@ -214,39 +208,44 @@ class FusedStep:
         self.table = self.head.table(model.tokens.table)
         self.multiplier = config.placement.multiplier
         self.stack, self.adds_to_input = stack, "input" in config.position.acts_on
-        self.fused_attentions = [attention_parts(stack, self.cache, index) for index in range(config.num_layers)]
-        self.needs_contexts = any(parts is None or parts.adds_bias for parts in self.fused_attentions)
+        self.outputs: dict[tuple[int, str], Tensor] = {}  # of projections, by their width and use, which layers share
+        self.fused_attentions = [self.build_attention(index) for index in range(config.num_layers)]
+        self.needs_contexts = any(fused is None or fused.adds_bias for fused in self.fused_attentions)
         self.fused_networks = [network_why_not(*each) is None for each in layers_of(stack)]
-
-        self.outputs: dict[int, Tensor] = {}  # of projections, by their width, which layers share
         self.logits = self.output(config.vocab_size)
         self.x = torch.empty_like(self.output(config.dim))
-        attentions = [softmax_attention(block) for _, block in fused_layers(stack, attention_why_not)]
-        if attentions:
-            kv_heads, queries_per_kv = attentions[0].num_kv_heads, attentions[0].queries_per_kv
-            self.workspace = decode_attention.SplitKWorkspace(
-                rows, kv_heads, queries_per_kv, attentions[0].head_dim, device
-            )
-            self.heads = torch.empty_like(self.output(attentions[0].out.in_features))
+        attention = next((x for x in fused_parts(stack) if isinstance(x, SoftmaxAttention)), None)
+        if attention is not None:
+            sizes = attention.num_kv_heads, attention.queries_per_kv, attention.head_dim
+            self.workspace = decode_attention.SplitKWorkspace(rows, *sizes, device)
+            self.heads = self.output(attention.out.in_features, "heads")
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
 
-    def output(self, width: int) -> Tensor:
-        """Memory for a projection of that many features."""
-        if width not in self.outputs:
+    def build_attention(self, index: int) -> FusedAttention | None:
+        """The attention of a layer; None where no kernel computes it."""
+        layer, block = layers_of(self.stack)[index]
+        if attention_why_not(layer, block) is not None:
+            return None
+        scheme = self.stack.position(self.stack.scheme_index[index])
+        return fused_attention(self, block.attention, layer, scheme, index)
+
+    def output(self, width: int, use: str = "") -> Tensor:
+        """Memory for a projection of that many features; that of a `use` is no other's."""
+        if (width, use) not in self.outputs:
             shape, like = (len(self.buffers.tokens), width), self.embedding
-            self.outputs[width] = torch.empty(shape, device=self.buffers.tokens.device, dtype=like.dtype)
-        return self.outputs[width]
+            self.outputs[width, use] = torch.empty(shape, device=self.buffers.tokens.device, dtype=like.dtype)
+        return self.outputs[width, use]
 
     def __call__(self) -> Tensor:
         x = self.embed()
         contexts = self.contexts(x) if self.needs_contexts else [None] * len(self.fused_attentions)
-        biases: dict[tuple[int, int], Tensor] = {}  # by scheme and keys
+        biases: Biases = {}
         given = zip(self.stack.blocks, self.fused_attentions, self.fused_networks, contexts, strict=True)
-        for block, parts, network_is_fused, ctx in given:
+        for block, fused, network_is_fused, ctx in given:
             attention, network = cast(Block, block).attention, cast(Block, block).feedforward
             norms = iter(cast(Block, block).residual.norms)
-            if parts is not None:
-                self.add_attention(x, cast(SoftmaxAttention, attention), parts, next(norms), ctx, biases)
+            if fused is not None:
+                fused(x, next(norms), ctx, biases)
             elif cast(Block, block).attends:
                 self.add_module(x, partial(attention, ctx=ctx), next(norms))
             if network is None:
@@ -270,34 +269,6 @@ class FusedStep:
         """`x += multiplier * module(norm(x))`."""
         x.add_(module(norm(x)[:, None])[:, 0], alpha=self.multiplier)
 
-    def add_attention(
-        self,
-        x: Tensor,
-        attention: SoftmaxAttention,
-        parts: FusedAttention,
-        norm: nn.Module,
-        ctx: AttentionContext | None,
-        biases: dict[tuple[int, int], Tensor],
-    ) -> None:
-        """`x += multiplier * attention(norm(x))`, by kernels."""
-        heads = self.attend(
-            self.project(x, attention.qkv, self.output(attention.qkv.out_features), norm),
-            parts.keys,
-            parts.values,
-            self.cache.counts,
-            self.positions,
-            self.heads,
-            self.workspace,
-            scale=attention.scale,
-            rope=parts.rope,
-            qk_norm=parts.qk_norm,
-            sink_logits=parts.sink_logits,
-            bias=bias_row(ctx, biases) if parts.adds_bias and ctx is not None else None,
-            pdl=self.pdl,
-            **parts.slots,
-        )
-        self.add(heads, attention.out, x)
-
     def embed(self) -> Tensor:
         """The vectors of the tokens."""
         tokens, embedding = self.buffers.tokens, self.embedding
@@ -310,18 +281,29 @@ class FusedStep:
             return x
         return self.stack.position(0).on_input(x[:, None], self.cache.sequence_info(tokens[:, None], {}))[:, 0]
 
-    def project(self, x: Tensor, linear: nn.Linear | QuantizedLinear, out: Tensor, norm: nn.Module) -> Tensor:
-        """`linear(norm(x))`."""
+    def project(
+        self,
+        x: Tensor,
+        linear: nn.Linear | QuantizedLinear,
+        out: Tensor,
+        norm: nn.Module,
+        convolution: ConvolutionArgs | None = None,
+    ) -> Tensor:
+        """`linear(norm(x))`, convolved where there is a convolution."""
         if not self.few:
-            return linear(norm(x))
+            y = linear(norm(x))
+            return y if convolution is None else self.convolutions.convolve(y, convolution, pdl=self.pdl)
         given = {"norm": self.norm_args(norm), "bias": linear.bias, "pdl": self.pdl}
+        if convolution is not None:
+            return self.convolutions.project_convolve(x, matrix(linear), out, convolution, **given)
         return self.kernels.project(x, matrix(linear), out, **given)
 
-    def add(self, y: Tensor, linear: nn.Linear | QuantizedLinear, x: Tensor) -> None:
-        """`x += multiplier * linear(y)`."""
+    def add(self, y: Tensor, linear: nn.Linear | QuantizedLinear, x: Tensor, norm: nn.Module | None = None) -> None:
+        """`x += multiplier * linear(norm(y))`."""
         if self.few:
             given = {"residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
-            self.kernels.project(y, matrix(linear), x, bias=linear.bias, **given)
+            norm_args = None if norm is None else self.norm_args(norm)
+            self.kernels.project(y, matrix(linear), x, norm=norm_args, bias=linear.bias, **given)
         elif isinstance(linear, nn.Linear) and linear.bias is None:
             x.addmm_(y, linear.weight.t(), alpha=self.multiplier)
         else:
@@ -392,30 +374,6 @@ class FusedStep:
         return NormArgs(cast(Tensor, rms.weight), rms.offset, rms.eps)
 
 
-def bias_row(ctx: AttentionContext, biases: dict[tuple[int, int], Tensor]) -> Tensor:
-    """What positions add to the scores of a step, `[B or 1, H, slots]`; computed once for all layers with its keys."""
-    key = id(ctx.position), id(ctx.step.key_positions)
-    if key not in biases:
-        bias, queries, keys = ctx.position.on_scores(ctx.prepared), ctx.positions, ctx.step.key_positions
-        biases[key] = cast(Bias, bias)(cast(Tensor, queries), cast(Tensor, keys))[:, :, 0]
-    return biases[key]
-
-
 def layers_of(stack: Stack) -> list[tuple[Layer, Block]]:
     """The layers of a decoder and their blocks."""
     return list(zip(stack.layers, (cast(Block, block) for block in stack.blocks), strict=True))
-
-
-def attention_parts(stack: Stack, cache: StaticKVCache | StaticPagedKVCache, index: int) -> FusedAttention | None:
-    """What the step needs of a layer's attention; None where no kernel computes it."""
-    layer, block = layers_of(stack)[index]
-    if attention_why_not(layer, block) is not None:
-        return None
-    attention, scheme = softmax_attention(block), stack.position(stack.scheme_index[index])
-    keys, values = cache.layers[index]["keys"], cache.layers[index]["values"]
-    rope, qk_norm = scheme.rotary_args(cache.length, keys.device), None
-    if attention.has_qk_norm:
-        q, k = cast(RMSNorm, attention.q_norm), cast(RMSNorm, attention.k_norm)
-        qk_norm = QKNormArgs(cast(Tensor, q.weight), cast(Tensor, k.weight), q.offset, q.eps)
-    adds_bias = "scores" in layer.position.acts_on
-    return FusedAttention(keys, values, cache.kernel_args(index), rope, qk_norm, attention.sinks, adds_bias)

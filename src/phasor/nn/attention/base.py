@@ -155,6 +155,14 @@ class Attention(KindModule):
         """Why the kernels of the fused decoding step do not compute this attention; None where they do."""
         return f"no decode kernel has {type(self).__name__}"
 
+    def decode_projections(self) -> Iterator[nn.Module]:
+        """The projections that these kernels compute."""
+        return iter(())
+
+    def decode_norms(self) -> Iterator[nn.Module]:
+        """The norms inside of the attention that these kernels compute."""
+        return iter(())
+
 
 def build_attention(config: AttentionConfig, model: ModelConfig, *, cross: bool = False) -> Attention:
     """The module that computes a kind of attention, or of cross-attention, for the layers of a model."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,12 @@ from phasor.config.recurrent import RecurrentAttentionConfig
 from phasor.nn.attention.base import Attention
 from phasor.nn.attention.recurrence import TokenScan, prepare_scan
 from phasor.nn.layer_step import LayerStep
+from phasor.nn.norm import RowNorm
 from phasor.ops.attention import Mask
+from phasor.ops.decode import ConvolutionArgs, HeadNormArgs, RecurrentArgs, RotaryArgs
+from phasor.ops.launch import next_power_of_2
 
+MAX_DECODE_STATE = 2**15  # elements of a head's state that a decode kernel holds at once
 LARGEST_DECAY = 16.0  # of initial decay rates per unit of time
 TIMES = 1e-3, 0.1  # initial units of time per token, between these
 
@@ -26,6 +32,8 @@ class RecurrentAttention(Attention):
     key, the values and the gates of its heads, and what other gates there are), so that tensor parallelism can split
     between key heads.
     """
+
+    norm: nn.Module  # of results
 
     def __init__(self, config: RecurrentAttentionConfig, model: ModelConfig) -> None:
         super().__init__()
@@ -65,6 +73,35 @@ class RecurrentAttention(Attention):
         q, k, v = inputs.split((key, key, shared), dim=-1)
         v, z = (x.flatten(-2).unflatten(-1, (heads, value)) for x in (v, z))
         return q, k, v, z, gates.flatten(-2)
+
+    def decode_kernel_why_not(self) -> str | None:
+        size = next_power_of_2(self.sizes.key) * next_power_of_2(self.sizes.value)
+        if size > MAX_DECODE_STATE:
+            return f"a state of {self.sizes.key} x {self.sizes.value} is larger than a kernel holds"
+        return None
+
+    def decode_projections(self) -> Iterator[nn.Module]:
+        yield from (self.qkvz, self.out)
+
+    def decode_norms(self) -> Iterator[nn.Module]:
+        yield self.norm
+
+    def decode_args(self, rope: RotaryArgs | None) -> RecurrentArgs:
+        """How the decode kernels compute the heads of a token."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement decode_args")
+
+    def decode_convolution(self, state: Tensor, slots: Tensor | None) -> ConvolutionArgs | None:
+        """The convolution as the decode kernels take it, over the inputs that a cache keeps; None without one."""
+        if self.convolution is None:
+            return None
+        heads, key_heads, key, value = self.sizes
+        group, convolved = self.qkvz.out_features // key_heads, 2 * key + heads // key_heads * value
+        return ConvolutionArgs(self.convolution, self.convolution_bias, state, slots, group, convolved)
+
+    def decode_norm(self) -> HeadNormArgs:
+        """The norm of each head's result as the decode kernels take it."""
+        norm = cast(RowNorm, self.norm)
+        return HeadNormArgs(norm.weight, norm.bias, norm.offset, norm.eps, norm.centered)
 
 
 def heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:

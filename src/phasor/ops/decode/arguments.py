@@ -1,4 +1,4 @@
-"""Arguments of the decode kernels and of their references: norms, rotary positions and experts."""
+"""Arguments of the decode kernels and of their references: norms, rotary positions, experts, heads with a state."""
 
 from __future__ import annotations
 
@@ -63,3 +63,49 @@ class ExpertsArgs(NamedTuple):
     normalize: bool
     limit: float = 0.0
     gain: float = 0.0
+
+
+class ConvolutionArgs(NamedTuple):
+    """A causal convolution of some columns of a projection, whose last inputs are kept.
+
+    The columns are in groups of `group`, the first `convolved` of which are channels, activated by silu. `weight` is
+    `[C, W]`, `state [slots, W - 1, C]`, of which row `i` has the slot `slots[i]`, or `i` without `slots`.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    state: Tensor
+    slots: Tensor | None
+    group: int
+    convolved: int
+
+
+class HeadNormArgs(NamedTuple):
+    """A norm of each head's values, with one weight for all heads `[D]` or one per head `[H, D]`; or none."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    offset: float
+    eps: float
+    centered: bool
+
+
+class RecurrentArgs(NamedTuple):
+    """How heads with a state compute a token: by the delta rule or by retention.
+
+    Of the delta rule, queries and keys are normalized, with `key_eps`; `scaled` queries are divided by the root of
+    their width. A state decays by `exp(log_decay [H])`, or by the time that a token projects: its softplus, after
+    `time_bias [H]` is added, times `exp(log_rate [H])`. By retention values are written times that time, if there is
+    one. Values times `skip [H]` are added to results, which are then normalized and gated.
+    """
+
+    key_heads: int
+    is_delta: bool
+    scaled: bool
+    key_eps: float = 0.0
+    log_rate: Tensor | None = None
+    time_bias: Tensor | None = None
+    log_decay: Tensor | None = None
+    skip: Tensor | None = None
+    norm: HeadNormArgs | None = None
+    rope: RotaryArgs | None = None

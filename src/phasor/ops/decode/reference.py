@@ -206,8 +206,8 @@ def decode_attention_ref(
         q = _rms_norm_ref(q, q_weight, qk_norm.offset, qk_norm.eps)
         k = _rms_norm_ref(k, qk_norm.k_weight, qk_norm.offset, qk_norm.eps)
     if rope is not None:
-        q = _rotate_ref(q, positions[:, None, None], rope)
-        k = _rotate_ref(k, positions[:, None], rope)
+        q = rotate_ref(q, positions[:, None, None], rope)
+        k = rotate_ref(k, positions[:, None], rope)
     slot = torch.where(lengths < sink_slots, lengths, sink_slots + (lengths - sink_slots) % ring_size)
     slots = torch.arange(num_slots, device=qkv.device)
     token = torch.where(slots < sink_slots, slots, last - (last - slots) % ring_size)  # the last one of each slot
@@ -249,7 +249,7 @@ def _rms_norm_ref(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tenso
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (offset + weight)
 
 
-def _rotate_ref(x: Tensor, positions: Tensor, rope: RotaryArgs) -> Tensor:
+def rotate_ref(x: Tensor, positions: Tensor, rope: RotaryArgs) -> Tensor:
     """Rotate pairs of features by `position * increment`, a phase in units of 2^-64 of a full rotation that wraps."""
     phase = (positions[..., None] * rope.increments).double() * (2 * math.pi / 2**64)
     cos, sin = ((rope.factor * t).to(x.dtype) for t in (phase.cos(), phase.sin()))

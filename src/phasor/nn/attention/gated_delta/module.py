@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from phasor.nn.attention.gated_delta.config import GatedDeltaAttentionConfig
 from phasor.nn.attention.recurrence import TokenScan
 from phasor.nn.attention.recurrent import RecurrentAttention, draw_time_scales, heads_first
 from phasor.nn.norm import at_least_float32, build_norm
+from phasor.ops.decode import RecurrentArgs, RotaryArgs
 from phasor.ops.linear_attention import gated_delta
 
 NORM_EPS = 1e-6  # of the lengths of queries and keys
@@ -44,6 +47,20 @@ class GatedDeltaAttention(RecurrentAttention, config=GatedDeltaAttentionConfig):
         y = ctx.step.recur(gated_delta, *heads_first(q, k, v, log_decay, beta), starts=scan.starts)
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
+
+    def decode_projections(self) -> Iterator[nn.Module]:
+        yield from (*super().decode_projections(), self.gates)
+
+    def decode_args(self, rope: RotaryArgs | None) -> RecurrentArgs:
+        return RecurrentArgs(
+            self.sizes.key_heads,
+            is_delta=True,
+            scaled=True,
+            key_eps=NORM_EPS,
+            log_rate=self.A_log,
+            time_bias=self.dt_bias,
+            norm=self.decode_norm(),
+        )
 
     def strength_and_decay(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """How strongly each token is written, and the logarithm of what it leaves of the state, `[B, T, H]`."""

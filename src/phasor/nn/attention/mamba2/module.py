@@ -12,6 +12,7 @@ from phasor.nn.attention.mamba2.config import Mamba2AttentionConfig
 from phasor.nn.attention.recurrence import TokenScan
 from phasor.nn.attention.recurrent import RecurrentAttention, draw_time_scales, heads_first
 from phasor.nn.norm import at_least_float32, build_norm
+from phasor.ops.decode import RecurrentArgs, RotaryArgs
 from phasor.ops.linear_attention import retention
 
 SMALLEST_DECAY = 1.0  # of initial decay rates per unit of time
@@ -46,3 +47,13 @@ class Mamba2Attention(RecurrentAttention, config=Mamba2AttentionConfig):
         y = (y.transpose(1, 2) + self.D[:, None] * v) * F.silu(z)  # [B, T, H, value]
         y = self.norm(y.flatten(-2).unflatten(-1, (self.sizes.key_heads, -1)))  # [B, T, K, H / K value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
+
+    def decode_args(self, rope: RotaryArgs | None) -> RecurrentArgs:
+        return RecurrentArgs(
+            self.sizes.key_heads,
+            is_delta=False,
+            scaled=False,
+            log_rate=self.A_log,
+            time_bias=self.dt_bias,
+            skip=self.D,
+        )

@@ -12,6 +12,7 @@ from phasor.nn.attention.recurrence import TokenScan
 from phasor.nn.attention.recurrent import RecurrentAttention, heads_first
 from phasor.nn.attention.retention.config import RetentionAttentionConfig
 from phasor.nn.norm import build_norm
+from phasor.ops.decode import RecurrentArgs, RotaryArgs
 from phasor.ops.linear_attention import retention
 
 
@@ -37,6 +38,12 @@ class Retention(RecurrentAttention, config=RetentionAttentionConfig):
         y = ctx.step.recur(retention, *heads_first(q, k, v, log_decay), starts=scan.starts)
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
+
+    def decode_args(self, rope: RotaryArgs | None) -> RecurrentArgs:
+        decays = self.log_decays(self.qkvz.weight)
+        return RecurrentArgs(
+            self.sizes.key_heads, is_delta=False, scaled=True, log_decay=decays, norm=self.decode_norm(), rope=rope
+        )
 
     def log_decays(self, like: Tensor) -> Tensor:
         """The logarithm of what a token leaves of the state of each head, `[H]`."""

@@ -136,6 +136,12 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             return "the results of attention are gated"
         return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
 
+    def decode_projections(self) -> Iterator[nn.Module]:
+        yield from (self.qkv, self.out)
+
+    def decode_norms(self) -> Iterator[nn.Module]:
+        yield from (self.q_norm, self.k_norm) if self.has_qk_norm else ()
+
     def _qk_norm(self, model: ModelConfig, heads: int) -> nn.Module:
         shapes = {"head": (self.head_dim,), "heads": (heads, self.head_dim), "whole": (heads * self.head_dim,)}
         if self.config.qk_norm == "none":
