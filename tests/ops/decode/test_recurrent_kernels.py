@@ -79,9 +79,12 @@ def test_convolutions(rows, taps, bias, paged, dtype):
     alone = convolve_ref(projected, wide._replace(state=wide.state.clone()))
     assert relative_change(alone, expected) < 1e-13
     tiles, before = Tiles(8, 16, 1, 2), conv.state.clone()
-    found = convolve.project_convolve(
-        x, weight, torch.empty(rows, outputs, dtype=dtype), conv, norm=norm, bias=own_bias, tiles=tiles
-    )
+    other, other_out = randn(5, inputs, dtype=dtype), torch.empty(rows, 5, dtype=dtype)
+    given = {"norm": norm, "bias": own_bias, "tiles": tiles, "other": (other, other_out) if rows > 1 else None}
+    found = convolve.project_convolve(x, weight, torch.empty(rows, outputs, dtype=dtype), conv, **given)
+    if rows > 1:
+        exact = rms_norm(x.double(), norm_weight.double(), 1.0, 1e-3) @ other.double().mT
+        assert relative_change(other_out.double(), exact) < ROUNDING[dtype]
     assert relative_change(found.double(), expected) < ROUNDING[dtype]
     if taps > 1:
         assert relative_change(conv.state.double(), state) < ROUNDING[dtype]
@@ -120,8 +123,8 @@ def recurrent_args(kind: str, sizes: tuple[int, int, int, int], dtype: torch.dty
 @pytest.mark.parametrize(("rows", "paged"), [(1, False), (3, True)])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps(kind, sizes, rows, paged, dtype):
-    """Against formulas in float64; the reference, too, which `test_the_reference...` compares with the modules."""
+def test_steps(kind, sizes, rows, paged, dtype, monkeypatch):
+    """Against the reference in float64; that it is what modules compute is tested with the fused step."""
     heads, key_heads, key_dim, value_dim = SIZES[sizes]
     args = recurrent_args(kind, SIZES[sizes], dtype)
     width = 2 * key_heads * key_dim + 2 * heads * value_dim + (heads if kind == "mamba2" else 0)
@@ -131,6 +134,7 @@ def test_steps(kind, sizes, rows, paged, dtype):
     given = {"slots": slots, "positions": torch.arange(rows) + 2**33}
     wide = state.double()
     expected = recurrent_step_ref(x.double(), None if gates is None else gates.double(), wide, double(args), **given)
+    monkeypatch.setattr(recurrent_step, "FEW_PROGRAMS", 3 if rows == 1 else 0)
     out = torch.empty(rows, heads * value_dim, dtype=dtype)
     recurrent_step.recurrent_step(x, gates, state, out, args, **given)
     assert relative_change(out.double(), expected) < ROUNDING[dtype]
@@ -152,7 +156,7 @@ SCALARS = {"norm_offset": "fp32", "eps": "fp32", "rotary_factor": "fp32", "key_s
 SIZES = {"BLOCK_T": 4, "TAPS": 4, "GROUP": 768, "CONVOLVED": 512, "BLOCK_M": 1, "K": 2048, "BLOCK_N": 4,
          "BLOCK_K": 1024, "NUM_STAGES": 4, "INTEGER_ASM": False, "SCALE_GROUP": 0, "USE_PDL": True, "GROUP_SIZE": 2,
          "GATES": 4, "TIME": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK_V": 128, "ROTARY_DIM": 0, "ADJACENT": False,
-         "IS_DELTA": True, "CENTERED": False}
+         "IS_DELTA": True, "CENTERED": False, "PREFETCH": False}
 DTYPES = {"slots_ptr": WIDE, "positions_ptr": WIDE, "increments_ptr": WIDE, "scale_ptr": None, "bias_ptr": None}
 
 
@@ -172,10 +176,12 @@ def compile(kernel, num_warps, **changes):
 
 step = {"state_ptr": SINGLE, "BLOCK_K": 128}
 compile(recurrent_step_kernel, 8, **step, log_decay_ptr=None, skip_ptr=None, norm_bias_ptr=None, maxnreg=128)
+compile(recurrent_step_kernel, 8, **step, log_decay_ptr=None, skip_ptr=None, norm_bias_ptr=None, PREFETCH=True)
 mamba2 = {"norm_ptr": None, "norm_bias_ptr": None, "VALUE_DIM": 64, "BLOCK_V": 64, "IS_DELTA": False}
 compile(recurrent_step_kernel, 4, **step | mamba2, log_decay_ptr=None)
 retention = {"log_decay_ptr": SINGLE, "log_rate_ptr": None, "time_bias_ptr": None, "skip_ptr": None}
 compile(recurrent_step_kernel, 8, **step, **retention, IS_DELTA=False, CENTERED=True, ROTARY_DIM=128)
+compile(project_convolve_kernel, 4, other_weight_ptr=None)
 compile(project_convolve_kernel, 4)
 compile(project_convolve_kernel, 4, BLOCK_M=16, BLOCK_N=16, BLOCK_K=256)
 compile(convolve_kernel, 4, BLOCK_N=512)
@@ -188,5 +194,5 @@ def test_the_kernels_compile_for_hopper(tmp_path, monkeypatch):
     script.write_text(COMPILE, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    kernels = ["recurrent_step_kernel"] * 3 + ["project_convolve_kernel"] * 2 + ["convolve_kernel"]
+    kernels = ["recurrent_step_kernel"] * 4 + ["project_convolve_kernel"] * 3 + ["convolve_kernel"]
     assert done.stdout.splitlines() == [f"{name} 1" for name in kernels]

@@ -288,14 +288,15 @@ class FusedStep:
         out: Tensor,
         norm: nn.Module,
         convolution: ConvolutionArgs | None = None,
+        other: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """`linear(norm(x))`, convolved where there is a convolution."""
+        """`linear(norm(x))`, convolved where there is a convolution, and then the `other` of `project_convolve` too."""
         if not self.few:
             y = linear(norm(x))
             return y if convolution is None else self.convolutions.convolve(y, convolution, pdl=self.pdl)
         given = {"norm": self.norm_args(norm), "bias": linear.bias, "pdl": self.pdl}
         if convolution is not None:
-            return self.convolutions.project_convolve(x, matrix(linear), out, convolution, **given)
+            return self.convolutions.project_convolve(x, matrix(linear), out, convolution, other=other, **given)
         return self.kernels.project(x, matrix(linear), out, **given)
 
     def add(self, y: Tensor, linear: nn.Linear | QuantizedLinear, x: Tensor, norm: nn.Module | None = None) -> None:

@@ -80,10 +80,12 @@ class FusedSoftmax:
 
 
 class FusedRecurrent:
-    """Three kernels, and one more where gates have a projection of their own: norm, queries, keys, values and gates, a
-    convolution of them included; the states; output and residual.
+    """Three kernels: norm, queries, keys, values and gates, a convolution of them included; the states; output and
+    residual.
 
-    With many rows the projections are GEMMs of torch, and the convolution is a kernel by itself.
+    With many rows the projections are GEMMs of torch, and the convolution is a kernel by itself. Gates with a
+    projection of their own are one more where weights are quantized or nothing is convolved, and so is a norm over
+    several heads.
     """
 
     adds_bias = False
@@ -115,11 +117,21 @@ class FusedRecurrent:
     def project(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor | None]:
         """Queries, keys, values and gates of results, convolved where there is a convolution, and other gates."""
         step, linear, conv, gates = self.step, self.attention.qkvz, self.convolution, None
-        if not step.few and self.gates is not None:
-            x, norm = norm(x), nn.Identity()  # once for both projections
+        out, other = step.output(linear.out_features), None
         if self.gates is not None:
-            gates = step.project(x, self.gates, step.output(self.gates.out_features, "gates"), norm)
-        return step.project(x, linear, step.output(linear.out_features), norm, conv), gates
+            gates = step.output(self.gates.out_features, "gates")
+            if not step.few:
+                x, norm = norm(x), nn.Identity()  # once for both projections
+            if step.few and conv is not None and plain_weights(linear, self.gates):
+                other = self.gates.weight, gates
+            else:
+                gates = step.project(x, self.gates, gates, norm)
+        return step.project(x, linear, out, norm, conv, other), gates
+
+
+def plain_weights(*linears: nn.Module) -> bool:
+    """Whether no weights are quantized, so that one kernel can compute several projections."""
+    return all(isinstance(linear, nn.Linear) for linear in linears)
 
 
 def bias_row(ctx: AttentionContext, biases: Biases) -> Tensor:

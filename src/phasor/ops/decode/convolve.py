@@ -63,16 +63,27 @@ def convolve_tile(x, taps, state_ptrs, early, last, mask, channels, TAPS: tl.con
 @triton.jit
 def project_convolve_kernel(
     x_ptr, norm_ptr, norm_offset, eps, weight_ptr, scale_ptr, bias_ptr,
-    conv_ptr, conv_bias_ptr, state_ptr, slots_ptr, out_ptr, M, N, channels,
+    conv_ptr, conv_bias_ptr, state_ptr, slots_ptr, out_ptr, other_weight_ptr, other_out_ptr, M, N, other_N, channels,
     GROUP: tl.constexpr, CONVOLVED: tl.constexpr, TAPS: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
     USE_PDL: tl.constexpr, INTEGER_ASM: tl.constexpr, SCALE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """`out = convolve(norm(x) W^T + bias)`. What is kept is read before the wait: steps alone write it."""
-    offs_m, offs_n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """`out = convolve(norm(x) W^T + bias)`. What is kept is read before the wait: steps alone write it.
+
+    The last programs have the other projection, `norm(x) other^T`, if there is one.
+    """
+    pid, num_blocks = tl.program_id(0), tl.cdiv(N, BLOCK_N)
+    is_other = pid >= num_blocks
+    if other_weight_ptr is not None:
+        weight_ptr, out_ptr = (
+            tl.where(is_other, other_weight_ptr, weight_ptr),
+            tl.where(is_other, other_out_ptr, out_ptr),
+        )
+        N, pid = tl.where(is_other, other_N, N), tl.where(is_other, pid - num_blocks, pid)
+    offs_m, offs_n = tl.arange(0, BLOCK_M), pid * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs, mask = tl.minimum(offs_n, N - 1), (offs_m < M)[:, None] & (offs_n < N)[None, :]
     own, slots = outputs % GROUP, offs_m.to(tl.int64)
-    channel, convolved = outputs // GROUP * CONVOLVED + own, mask & (own < CONVOLVED)[None, :]
+    channel, convolved = outputs // GROUP * CONVOLVED + own, mask & (own < CONVOLVED)[None, :] & ~is_other
     if slots_ptr is not None:
         slots = tl.load(slots_ptr + offs_m, mask=offs_m < M, other=0)
     if BLOCK_M == 1:
@@ -88,7 +99,7 @@ def project_convolve_kernel(
             conv_ptr, conv_bias_ptr, state_ptr, slots, channel, convolved, channels, TAPS, BLOCK_T
         )
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + outputs).to(tl.float32)[None, :]
+        acc += tl.load(bias_ptr + outputs, mask=(outputs < N) & ~is_other, other=0.0).to(tl.float32)[None, :]
     y = convolve_tile(acc, taps, state_ptrs, early, last, convolved, channels, TAPS, BLOCK_T)
     y = tl.where(convolved, y, acc).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + offs_m[:, None] * N + offs_n[None, :], y, mask=mask)
@@ -137,15 +148,21 @@ def project_convolve(
     *,
     norm: NormArgs | None = None,
     bias: Tensor | None = None,
+    other: tuple[Tensor, Tensor] | None = None,
     tiles: Tiles | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """`out = convolve(norm(x) W^T + bias)` of rows `[rows, inputs]`, with the next inputs of each row's convolution."""
+    """`out = convolve(norm(x) W^T + bias)` of rows `[rows, inputs]`, with the next inputs of each row's convolution.
+
+    `other` are the weights of another projection of `norm(x)`, of the same dtype, and where its results go.
+    """
     tiles, args, kwargs = launch_arguments(x, matrix, norm, tiles, pdl)
     rows, outputs = out.shape
-    grid = (triton.cdiv(outputs, tiles.block_n),)
-    tensors = conv.weight, conv.bias, conv.state, conv.slots, out
-    project_convolve_kernel[grid](*args, bias, *tensors, rows, outputs, **sizes_of(conv), **kwargs)
+    other_weight, other_out = other or (None, None)
+    other_outputs = 0 if other_weight is None else len(other_weight)
+    grid = (triton.cdiv(outputs, tiles.block_n) + triton.cdiv(other_outputs, tiles.block_n),)
+    tensors = conv.weight, conv.bias, conv.state, conv.slots, out, other_weight, other_out
+    project_convolve_kernel[grid](*args, bias, *tensors, rows, outputs, other_outputs, **sizes_of(conv), **kwargs)
     return out
 
 

@@ -1,7 +1,7 @@
 """One token of heads with a state: gates, norms and positions of linear attention, around the state's only reading.
 
-A program has a head of a row. It loads the whole state while the projections before it still run, writes it back, and
-as it has all value features of the result it normalizes and gates them too.
+A program has a head of a row. It loads the whole state, if there are few programs while the projections before it
+still run, and as it has all value features of the result it normalizes and gates them too.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,7 +21,7 @@ from phasor.ops.rope.kernels import cos_sin
 ELEMENTS_PER_WARP = 2048  # of a state: 64 registers of a thread
 MAX_WARPS = 16
 MAX_REGISTERS = 128  # of a thread, so that a processor has two programs of eight warps: one loads, one computes
-FEW_PROGRAMS = 128  # about as many as a GPU has processors; up to that they need not share any
+FEW_PROGRAMS = 128  # about as many as a GPU has processors: each has one for itself, and no other hides its loads
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def recurrent_step_kernel(
     GROUP_SIZE: tl.constexpr, GROUP: tl.constexpr, GATES: tl.constexpr, TIME: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr, IS_DELTA: tl.constexpr, CENTERED: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """See `recurrent_step`. Of a key head are GROUP columns of `x` and GATES of the gates, times from TIME on."""
     pdl_start_next(USE_PDL)
@@ -62,7 +62,8 @@ def recurrent_step_kernel(
         slot = tl.load(slots_ptr + row)
     state_ptr += (slot * num_heads + head) * (KEY_DIM * VALUE_DIM)
     offsets, mask = offs_k[:, None] * VALUE_DIM + offs_v[None, :], mask_k[:, None] & mask_v[None, :]
-    state = tl.load(state_ptr + offsets, mask=mask, other=0.0)
+    if PREFETCH:
+        state = tl.load(state_ptr + offsets, mask=mask, other=0.0)
     if log_decay_ptr is not None:
         log_decay = tl.load(log_decay_ptr + head).to(tl.float32)
     else:
@@ -104,6 +105,8 @@ def recurrent_step_kernel(
         q *= tl.rsqrt(tl.sum(q * q, 0) / (key_scale * key_scale) + key_eps)
         k *= tl.rsqrt(tl.sum(k * k, 0) + key_eps)
     decay = tl.exp(log_decay)
+    if not PREFETCH:
+        state = tl.load(state_ptr + offsets, mask=mask, other=0.0)
     # `S'^T q` of the next state `S' = decay S + k written^T`, which is not waited for.
     acc = tl.sum(state * q[:, None], 0) * decay
     if IS_DELTA:
@@ -155,16 +158,15 @@ def recurrent_step(
     increments, factor, rotary_dim, adjacent = args.rope or (None, 1.0, 0, False)
     block_k, block_v = next_power_of_2(key_dim), next_power_of_2(value_dim)
     num_warps = min(MAX_WARPS, max(1, block_k * block_v // ELEMENTS_PER_WARP))
-    limit = {}
-    if rows * heads > FEW_PROGRAMS and num_warps <= 8 and torch.version.hip is None:
-        limit["maxnreg"] = MAX_REGISTERS
+    few = rows * heads <= FEW_PROGRAMS
+    limit = {} if few or num_warps > 8 or torch.version.hip is not None else {"maxnreg": MAX_REGISTERS}
     recurrent_step_kernel[(heads, rows)](
         x, gates, state, slots, args.log_rate, args.time_bias, args.log_decay, args.skip,
         norm.weight, norm.bias, stride_n, norm.offset, norm.eps, positions, increments, factor,
         key_dim**-0.5 if args.scaled else 1.0, args.key_eps, out, x.shape[1], gates.shape[1],
         GROUP_SIZE=group_size, GROUP=per_key_head, GATES=width, TIME=time, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         BLOCK_K=block_k, BLOCK_V=block_v, ROTARY_DIM=rotary_dim, ADJACENT=adjacent, IS_DELTA=args.is_delta,
-        CENTERED=norm.centered, USE_PDL=pdl,
+        CENTERED=norm.centered, PREFETCH=few, USE_PDL=pdl,
         num_warps=num_warps, **limit, **pdl_launch(pdl),
     )  # fmt: skip
     return out
