@@ -44,6 +44,18 @@ T5_SIZES = {
     "num_heads": 3,
     "dropout_rate": 0.0,
 }
+BART_SIZES = {
+    "vocab_size": len(WORDS),
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+}
 STEPS = 20
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**SIZES, **NO_DROPOUT),

@@ -38,7 +38,7 @@ from phasor.nn.moe import mixtures_of, routed_tokens
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.record import Record, as_record
-from phasor.nn.sequence import KeyInfo, Length, SequenceArgs, SequenceInfo, count_text, sequence_info
+from phasor.nn.sequence import KeyInfo, Length, SequenceArgs, SequenceInfo, count_text, sequence_info, shift_right
 from phasor.ops.attention import Mask
 
 NO_POSITION = Position()  # of cross-attention
@@ -234,7 +234,7 @@ class Transformer(nn.Module):
     - `head`: False returns the hidden states `[B, T, dim]` that the head would take.
 
     For an encoder-decoder these describe the source, and `target_positions`, `target_attention_mask`,
-    `target_document_ids` and `target_length` the target.
+    `target_document_ids` and `target_length` the target, which one that classifies sequences makes of the source.
 
     >>> import torch
     >>> model = Transformer(ModelConfig(vocab_size=50, dim=32, num_layers=2, num_heads=4, position="rotary"))
@@ -301,9 +301,10 @@ class Transformer(nn.Module):
             "document_ids": target_document_ids,
             "length": target_length,
         }
+        scored = attention_mask if target is None else target_attention_mask
         if self.config.shape == "encoder-decoder":
             if target is None:
-                raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
+                target = shift_right(tokens, self.special.start, self.config.head.of_sequence)
             if prefix_length is not None:
                 raise ValueError("prefix_length is for decoders; all of an encoder-decoder's source can be seen")
             memory = None if cache is None else cache.memory
@@ -336,7 +337,7 @@ class Transformer(nn.Module):
             else:
                 hidden = self.encode(require_tokens(tokens), token_types=token_types, record=record, **args).hidden
         if self.pooler is not None:
-            record.pooled = self.pooler(hidden, attention_mask)
+            record.pooled = self.pooler(hidden, scored)
         if not head:
             return hidden
         features = record.pooled if self.config.head.of_sequence and record.pooled is not None else hidden

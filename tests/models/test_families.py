@@ -86,10 +86,22 @@ class Pair:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(self.case.lowest, self.ours.config.vocab_size - 5, shape, generator=generator)
 
+    @property
+    def takes_target(self):
+        """Whether a target is given; a classifier makes it of the source."""
+        return self.shape == "encoder-decoder" and not self.ours.config.head.of_sequence
+
+    def ended(self, tokens, real=None):
+        """Texts for an encoder-decoder that classifies them by the token that ends each."""
+        if self.shape == "encoder-decoder" and not self.takes_target:
+            last = tokens.shape[1] - 1 if real is None else real.sum(-1) - 1
+            tokens[torch.arange(len(tokens)), last] = self.case.config.eos_token_id
+        return tokens
+
     def source(self, *shape):
         """Tokens, or features of as many rows."""
         if self.case.features is None:
-            return self.tokens(*shape)
+            return self.ended(self.tokens(*shape))
         return self.case.features(shape[0], torch.Generator().manual_seed(self.seed))
 
     def run_theirs(self, model, tokens, target=None, **more):
@@ -143,7 +155,7 @@ def test_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
 def same_logits(pair):
     lengths = [pair.case.length] if not pair.case.crossing else [9, pair.case.length]
     for length in lengths:
-        target = pair.tokens(2, length - 4) if pair.shape == "encoder-decoder" else None
+        target = pair.tokens(2, length - 4) if pair.takes_target else None
         types = pair.tokens(2, length) % 2
         given = ({"token_types": types}, {"token_type_ids": types}) if pair.case.token_types else ({}, {})
         pair.compare(pair.source(2, length), target, *given)
@@ -165,8 +177,8 @@ def same_with_padding(pair):
         pair.compare(tokens, None, {"attention_mask": real}, theirs, real=slice(None) if whole else real)
         return
     real[1, 18:], real[2, 12:] = False, False
-    tokens = fill_padding(tokens, real, pad)
-    target = pair.tokens(3, 13) if pair.shape == "encoder-decoder" else None
+    tokens = pair.ended(fill_padding(tokens, real, pad), real)
+    target = pair.tokens(3, 13) if pair.takes_target else None
     where = slice(None) if target is not None or whole else real
     pair.compare(tokens, target, {"attention_mask": real}, {"attention_mask": real.long()}, real=where)
 
@@ -177,7 +189,7 @@ def fill_padding(tokens, real, pad):
 
 def same_pooling(pair):
     """The vector for the whole sequence, where both give one."""
-    tokens, record = pair.tokens(3, 23), phasor.Record()
+    tokens, record = pair.ended(pair.tokens(3, 23)), phasor.Record()
     if pair.ours.pooler is not None and "pooler_output" in pair.fresh()(tokens):
         pair.ours(tokens, record=record)
         single = pair.fresh()(tokens).pooler_output

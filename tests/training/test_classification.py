@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from fine_tuning import (
+    BART_SIZES,
     T5_SIZES,
     datasets_of,
     fine_tuning,
@@ -207,13 +208,46 @@ def test_bad_data_name_file_and_line(line, tmp_path):
     assert (MISTAKES | WORD_MISTAKES)[line] in str(error.value)
 
 
-@pytest.mark.parametrize("task", ["classify", "embed"])
-def test_an_encoder_decoder_is_refused_in_a_sentence(task, tmp_path):
-    said = f"the task '{task}' trains an encoder or a decoder, and this model is an encoder-decoder"
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["T5", "Bart"])
+def test_losses_of_an_encoder_decoder_are_those_of_transformers(name, tmp_path):
+    """Its class for labels of texts, which both of its sides read."""
+    torch.manual_seed(0)
+    sizes = T5_SIZES if name == "T5" else BART_SIZES
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "bos_token_id": 1}
+    config = getattr(transformers, f"{name}Config")(**sizes, **ids)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path / "body")
+    save_tokenizer(tmp_path / "body")
+    data = texts(tmp_path / "data.jsonl")
+    recipe = fine_tuning(tmp_path, "classify", data, init_from=str(tmp_path / "body"))
+    datasets = datasets_of(recipe, tmp_path / "same")
+    phasor.save(build_model(recipe, datasets), tmp_path / "start", format="hf")
+    theirs = getattr(transformers, f"{name}ForSequenceClassification").from_pretrained(tmp_path / "start")
+    assert theirs.config.id2label == dict(enumerate(LABELS))
+    for part in theirs.modules():  # before the scores, where its configuration has no field for it
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    with torch.enable_grad():
+        expected = their_losses(theirs, datasets.train, inputs, tmp_path / "theirs")
+        train(recipe)
+    assert np.abs(np.array(losses(tmp_path / "run")) - expected).max() < CLOSE
+    phasor.convert(tmp_path / "run", tmp_path / "trained", check=True)
+    metrics = phasor.evaluate(tmp_path / "run", device="cpu")
+    assert metrics["texts"] > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "of", "said"),
+    [
+        ("classify", {"classify": {"of": "token"}}, "classify.of 'token' trains an encoder or a decoder, and this"),
+        ("embed", {}, "the task 'embed' trains an encoder or a decoder, and this model is an encoder-decoder"),
+    ],
+)
+def test_what_an_encoder_decoder_does_not_learn_is_said_in_a_sentence(task, of, said, tmp_path):
     phasor.save(phasor.Transformer(phasor.preset("t5", dim=8, num_heads=1, num_layers=1)), tmp_path / "t5")
     for start in ({"init_from": str(tmp_path / "t5")}, {"init_from": None, "model": {"preset": "t5"}}):
         with pytest.raises(ValueError, match=said):
-            train(fine_tuning(tmp_path, task, str(tmp_path / "data.jsonl"), **start))
+            train(fine_tuning(tmp_path, task, str(tmp_path / "data.jsonl"), **start, **of))
 
 
 def test_a_label_that_the_model_does_not_have_is_named(tmp_path):

@@ -154,6 +154,7 @@ def random_inputs(model: Transformer, rows: int, count: int, seed: int) -> list[
     """Random tokens, and before them those of a source, none of them padding, which transformers masks or zeroes.
 
     A source of features is as long as the encoder's table of positions, which transformers asks for, or as the tokens.
+    One that an encoder-decoder classifies ends in the end token, which is nowhere else in it, and has no target.
     """
     config, generator = model.config, torch.Generator().manual_seed(seed)
     sizes = [config.vocab_size]
@@ -166,6 +167,13 @@ def random_inputs(model: Transformer, rows: int, count: int, seed: int) -> list[
         table = config.for_side("encoder").input_position.max_positions
         frames = front_end.least + (count - 1) * front_end.hop if table is None else table * front_end.hop
         inputs[0] = torch.randn(rows, frames, front_end.features, generator=generator)
+    if config.shape == "encoder-decoder" and config.head.of_sequence:
+        if not model.special.stop:
+            raise ValueError("transformers finds the scores by the token that ends a text, and the model names none")
+        end = model.special.stop[0]
+        source = inputs[0].where(inputs[0] != end, (end + 1) % config.vocab_size)
+        source[:, -1] = end
+        return [source if pad is None or pad == end else source.where(source != pad, (end + 2) % config.vocab_size)]
     return inputs
 
 

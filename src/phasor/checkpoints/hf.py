@@ -262,18 +262,20 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
         write_tokenizer_config(model.tokenizer, model.special, folder)
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model, model.config.head, folder, None if origin is None else origin.folder)
-    bare = family.prefix if model.config.head.kind in ("none", "pooled") else ""
+
+    def named(name: str) -> str:
+        return family.written_name(name, model.config)
 
     def read_out(assignment: Assignment) -> Tensor:
         return assignment.layout.save(assignment.slice(ours[assignment.ours]), model.config)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for assignment in wanted:
-            yield assignment.theirs.removeprefix(bare), read_out(assignment)
+            yield named(assignment.theirs), read_out(assignment)
         for name, assignment in duplicates.items():
-            yield name.removeprefix(bare), read_out(assignment).clone()
+            yield named(name), read_out(assignment).clone()
         for name, tensor in kept.items():
-            yield name.removeprefix(bare), tensor
+            yield named(name), tensor
 
     again = [ours[assignment.ours] for assignment in duplicates.values()]
     total = sum(x.numel() * x.element_size() for x in [*ours.values(), *again, *kept.values()])

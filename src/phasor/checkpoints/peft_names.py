@@ -61,6 +61,8 @@ class PeftNames:
 
     def name(self, name: str) -> str:
         """A name as the model's class has it, without the prefix of a class with a head where it has none."""
+        if not self.family.prefix:
+            return self.family.written_name(name, self.config)
         bare = name.removeprefix(self.family.prefix)
         return bare if self.is_bare or bare == name else self.prefix + bare
 

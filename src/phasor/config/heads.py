@@ -19,8 +19,9 @@ POOLERS = {
     "mean": "the mean over the real tokens",
     "max": "the maximum over the real tokens, per feature",
     "last": "the last real token's vector as it is",
+    "last-dense": "tanh(dense(h)) of the last real token, as in BART's classifiers",
 }
-Pooling = Literal["none", "first", "cls", "mean", "max", "last"]
+Pooling = Literal["none", "first", "cls", "mean", "max", "last", "last-dense"]
 
 
 class HeadConfig(Choice, what="head"):
@@ -36,9 +37,14 @@ class HeadConfig(Choice, what="head"):
                 f"{type(self).__name__}.pooler must be one of {known}: the head's output is the pooled vector"
             )
 
+    @property
+    def has_dense_pooler(self) -> bool:
+        """Whether the pooler has a dense layer."""
+        return self.pooler in ("first", "last-dense")
+
     def pooler_weights(self, model: ModelConfig) -> Weights:
         """The weights of the pooler, by their names in it."""
-        return with_prefixes({"dense": linear(model.dim, model.dim, bias=True)} if self.pooler == "first" else {})
+        return with_prefixes({"dense": linear(model.dim, model.dim, bias=True)} if self.has_dense_pooler else {})
 
     def weights(self, model: ModelConfig) -> Weights:
         """The weights of the head, by their names in it."""

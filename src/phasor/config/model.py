@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from phasor.config.attention import AttentionConfig
 from phasor.config.cached import CachedTensor, merge_by_name
 from phasor.config.front_end import FrontEndConfig
-from phasor.config.heads import POOLERS, HeadConfig, LanguageHeadConfig, LogitsConfig, NoHeadConfig
+from phasor.config.heads import ClassifierConfig, HeadConfig, LanguageHeadConfig, LogitsConfig, NoHeadConfig
 from phasor.config.parts import (
     DropoutConfig,
     EmbeddingConfig,
@@ -162,11 +162,17 @@ class ModelConfig(Config):
             raise ValueError(f"EmbeddingConfig.mask_token is for an encoder, and not for {with_article(self.shape)}")
         if isinstance(self.head, NoHeadConfig) and self.head.project and self.embedding.width is None:
             raise ValueError("NoHeadConfig.project needs EmbeddingConfig.width: it is the width projected to")
-        if self.head.pooler not in {"encoder": POOLERS, "decoder": ("none", "last")}.get(self.shape, ("none",)):
+        if self.shape != "encoder" and self.head.pooler not in ("none", "last", "last-dense"):
             raise ValueError(
                 f"the pooler {self.head.pooler!r} needs an encoder, not {with_article(self.shape)}; "
-                "a decoder may have the pooler 'last'"
+                "a decoder may have the pooler 'last' or 'last-dense'"
             )
+        if (
+            self.shape == "encoder-decoder"
+            and self.head.pooler != "none"
+            and not isinstance(self.head, ClassifierConfig)
+        ):
+            raise ValueError("the pooler of an encoder-decoder is for the head 'sequence-classifier'")
         if self.layers and len(self.layers) > max(self.num_layers, self.num_encoder_layers or 0):
             raise ValueError(
                 f"ModelConfig.layers lists {len(self.layers)} layers, but the model has {self.num_layers}: "

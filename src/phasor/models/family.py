@@ -164,6 +164,10 @@ class Family:
         """Patterns of tensors that a model of this configuration does not use."""
         return self.passthrough
 
+    def written_name(self, name: str, config: ModelConfig) -> str:
+        """A tensor's name in a file of the class that has a configuration's head."""
+        return name.removeprefix(self.prefix) if config.head.kind in ("none", "pooled") else name
+
     def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
         """The class that has a configuration's head; pooling is no part of it, and lies beside the model.
 

@@ -209,7 +209,7 @@ class Pooler(nn.Module):
         self.kind = model.head.pooler
         head = model.head if isinstance(model.head, PooledHeadConfig) else None
         self.normalize = head is not None and head.normalize
-        self.dense = nn.Linear(model.dim, model.dim) if self.kind == "first" else None
+        self.dense = nn.Linear(model.dim, model.dim) if model.head.has_dense_pooler else None
         self.layers = nn.Sequential()
         features = model.dim
         for config in () if head is None else head.dense:
@@ -228,11 +228,10 @@ class Pooler(nn.Module):
         """The vector before dense layers and normalization; means are taken in at least float32."""
         if self.kind in ("first", "cls"):
             first_token = 0 if attention_mask is None else attention_mask.to(torch.int64).argmax(-1)
-            first = h[torch.arange(len(h), device=h.device), first_token]
-            return first if self.dense is None else torch.tanh(self.dense(first))
-        if self.kind == "last":
+            return self.project(h[torch.arange(len(h), device=h.device), first_token])
+        if self.kind in ("last", "last-dense"):
             behind = 0 if attention_mask is None else attention_mask.flip(-1).to(torch.int64).argmax(-1)
-            return h[torch.arange(len(h), device=h.device), h.shape[1] - 1 - behind]
+            return self.project(h[torch.arange(len(h), device=h.device), h.shape[1] - 1 - behind])
         if self.kind == "max":
             return (
                 h.amax(1) if attention_mask is None else h.masked_fill(~attention_mask[..., None], -torch.inf).amax(1)
@@ -242,3 +241,7 @@ class Pooler(nn.Module):
             return wide.mean(1)
         real = attention_mask[..., None].to(wide.dtype)
         return (wide * real).sum(1) / real.sum(1)
+
+    def project(self, vector: Tensor) -> Tensor:
+        """A token's vector `[B, dim]`, through the dense layer where there is one."""
+        return vector if self.dense is None else torch.tanh(self.dense(vector))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.config.schema import quote
@@ -177,3 +178,16 @@ def at_least(present: int, planned: object, where: str) -> int:
     if planned < present:
         raise ValueError(f"the given length {planned} is shorter than the {present} tokens of {where}")
     return planned
+
+
+def shift_right(source: Tensor | None, start: int | None, classifies: bool = True) -> Tensor:
+    """The target of an encoder-decoder that classifies a source: the same behind the token that a decoder starts with.
+
+    >>> shift_right(torch.tensor([[7, 8, 2]]), start=0).tolist()
+    [[0, 7, 8]]
+    """
+    if source is None or not classifies:
+        raise ValueError("an encoder-decoder takes a source and a target: model(source, target)")
+    if start is None:
+        raise ValueError("a target needs the token its decoder starts with: set the start of model.special")
+    return F.pad(source[:, :-1], (1, 0), value=start)

@@ -96,7 +96,7 @@ class BartLike(Family):
         "activation_dropout": Field("dropout.feedforward", default=0.0),
         "init_std": InitStd(),
     }
-    unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.", "final_logits_bias")
+    unprefixed: ClassVar[tuple[str, ...]] = ("lm_head.", "final_logits_bias", "classification_head.")
     embedding = "model.shared.weight"
     copies: ClassVar[dict[str, str]] = dict.fromkeys(TABLES, embedding)
     derived: ClassVar[tuple[str, ...]] = ("model.encoder.version", "model.decoder.version")

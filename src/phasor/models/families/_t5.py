@@ -5,31 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from phasor.config import ModelConfig
+from phasor.config import ClassifierConfig, ModelConfig
 from phasor.config.model import Side
 from phasor.models.entries import ACTIVATIONS, GATES, Draft, Field, FieldEntry, Pinned, SameAs
-from phasor.models.family import Family
+from phasor.models.family import Classifier, Family
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layout import Rule, cross_projections, glu, linear, projections
 
 # T5 calls the tanh approximation "gelu" where it is a gate, and by its own name where it is not.
 NAMES = {"gelu-tanh": "gelu_new", "geglu-tanh": "gelu_new", "geglu": "gelu", "swiglu": "silu", "reglu": "relu"}
 NAMES |= {"glu": "sigmoid"}
+BODY = "transformer."  # what the names of classes that classify begin with
+CLASSIFIER = {"pooler.dense": "classification_head.dense", "head.score": "classification_head.out_proj"}
+LAST_TOKEN = {"head.pooler": "last-dense"}
 
 
 class Depths(FieldEntry):
-    """`num_layers` of the encoder, and `num_decoder_layers` unless the class is `encoder`, which has no decoder.
+    """`num_layers` of the encoder, and `num_decoder_layers` unless the class is one of `encoders`, without a decoder.
 
     Where a file does not name the decoder's, they are as many as the encoder's, or `absent`.
     """
 
-    def __init__(self, encoder: str, absent: int | None = None) -> None:
-        self.encoder, self.absent = encoder, absent
+    def __init__(self, *encoders: str, absent: int | None = None) -> None:
+        self.encoders, self.absent = encoders, absent
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         depth = f.get(name)
         f.expect("num_hidden_layers", depth)
-        if f.get("architectures", None) == [self.encoder]:
+        if f.get("architectures", None) in [[name] for name in self.encoders]:
             draft.values |= {"shape": "encoder", "num_layers": depth}
             return
         f.expect("is_encoder_decoder", True)
@@ -62,6 +65,14 @@ class FeedForwardProj(FieldEntry):
         activation = NAMES.get(kind, kind)
         word = "gelu" if kind == "geglu-tanh" else activation
         return {name: f"gated-{word}" if gated else word, "dense_act_fn": activation, "is_gated_act": gated}
+
+
+def t5_classifiers(name: str) -> dict[str, Classifier]:
+    """The classes that classify, whose names begin so: of sequences with both stacks, of tokens with the encoder."""
+    return {
+        "sequence-classifier": Classifier(f"{name}ForSequenceClassification", CLASSIFIER, LAST_TOKEN),
+        "token-classifier": Classifier(f"{name}ForTokenClassification", {"head.score": "classifier"}),
+    }
 
 
 class T5Like(Family):
@@ -100,13 +111,19 @@ class T5Like(Family):
     prefix = ""
     embedding = "shared.weight"
     copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
+    renames: ClassVar[dict[str, str]] = {BODY: ""}
     passthrough = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
     unsupported: ClassVar[frozenset[str]] = frozenset({"is_decoder"})
     harmless = frozenset({"classifier_dropout", "initializer_factor", "num_decoder_layers", "output_past"})
 
     def architecture(self, config: ModelConfig, passthrough: Iterable[str] = ()) -> str:
-        alone = config.shape == "encoder" and not config.has_logits
+        alone = config.shape == "encoder" and config.head.kind in ("none", "pooled")
         return self.encoder if alone else super().architecture(config, passthrough)
+
+    def written_name(self, name: str, config: ModelConfig) -> str:
+        """Classes that classify have the body as a part; the others are the body."""
+        inside = isinstance(config.head, ClassifierConfig) and not name.startswith(("classif",))
+        return f"{BODY}{name}" if inside else name
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)

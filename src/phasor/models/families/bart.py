@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from phasor.models.entries import Pinned, TableLength
 from phasor.models.families._bart import BartLike
+from phasor.models.family import Classifier
 
 
 class Bart(BartLike):
@@ -12,6 +15,13 @@ class Bart(BartLike):
     model_type = "bart"
     title = "BART"
     architectures = {"lm": "BartForConditionalGeneration", "none": "BartModel"}
+    classifiers: ClassVar[dict[str, Classifier]] = {
+        "sequence-classifier": Classifier(
+            "BartForSequenceClassification",
+            {"pooler.dense": "classification_head.dense", "head.score": "classification_head.out_proj"},
+            {"head.pooler": "last-dense"},
+        )
+    }
     parts = BartLike.parts | {
         "position": "learned",
         "position.offset": 2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like
+from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like, t5_classifiers
 
 
 class MT5(T5Like):
@@ -13,7 +13,11 @@ class MT5(T5Like):
     architectures = {"lm": "MT5ForConditionalGeneration", "none": "MT5Model"}
     aliases = {"MT5EncoderModel": "none"}
     encoder = "MT5EncoderModel"
-    fields = T5Like.fields | {"num_layers": Depths(encoder), "feed_forward_proj": FeedForwardProj("gated-gelu")}
+    classifiers = t5_classifiers("MT5")
+    fields = T5Like.fields | {
+        "num_layers": Depths(encoder, classifiers["token-classifier"].architecture),
+        "feed_forward_proj": FeedForwardProj("gated-gelu"),
+    }
 
 
 FAMILY = MT5()

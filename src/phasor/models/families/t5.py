@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasor.models.entries import Draft, Switch
-from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like
+from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like, t5_classifiers
 from phasor.models.fields import Fields
 
 
@@ -23,8 +23,9 @@ class T5(T5Like):
     first_choice = True
     aliases = {"T5WithLMHeadModel": "lm", "T5EncoderModel": "none"}
     encoder = "T5EncoderModel"
+    classifiers = t5_classifiers("T5")
     fields = T5Like.fields | {
-        "num_layers": Depths(encoder),
+        "num_layers": Depths(encoder, classifiers["token-classifier"].architecture),
         "feed_forward_proj": FeedForwardProj("relu"),
         "scale_decoder_outputs": ScaledOutputs("head.multiplier", on="rsqrt", off=1.0, default=True),
     }

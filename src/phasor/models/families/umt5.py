@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phasor.config import ModelConfig
 from phasor.models.entries import Switch
-from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like
+from phasor.models.families._t5 import Depths, FeedForwardProj, T5Like, t5_classifiers
 
 
 class UMT5(T5Like):
@@ -16,8 +16,9 @@ class UMT5(T5Like):
     aliases = {"UMT5EncoderModel": "none"}
     encoder = "UMT5EncoderModel"
     parts = T5Like.parts | {"position.shared": False}
+    classifiers = t5_classifiers("UMT5")
     fields = T5Like.fields | {
-        "num_layers": Depths(encoder),
+        "num_layers": Depths(encoder, classifiers["token-classifier"].architecture),
         "feed_forward_proj": FeedForwardProj("gated-gelu"),
         "tie_word_embeddings": Switch("head.multiplier", on="rsqrt", off=1.0, default=True),
     }

@@ -18,13 +18,16 @@ from phasor.training.objectives.pooled import text_args
 from phasor.transformer import Transformer
 
 PLACEHOLDERS = ("LABEL_0", "LABEL_1")  # until the data are read
-POOLERS = {"encoder": "first", "decoder": "last"}
+POOLERS = {"encoder": "first", "decoder": "last", "encoder-decoder": "last-dense"}
 
 
 class Classification(Objective):
-    """`task: classify`: the cross-entropy of labels by a classifier's scores."""
+    """`task: classify`: the cross-entropy of labels by a classifier's scores.
 
-    shapes = ("encoder", "decoder")
+    An encoder-decoder reads a text with both of its sides, and its decoder's last token has the scores.
+    """
+
+    shapes = ("encoder", "decoder", "encoder-decoder")
     varied_batches = True
 
     def head(self, given: ModelConfig | None, labels: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -46,6 +49,8 @@ class Classification(Objective):
         return config.replace(head=HeadConfig.from_dict(fields))
 
     def head_why_not(self, config: ModelConfig) -> str | None:
+        if config.shape == "encoder-decoder" and self.recipe.classify.of == "token":
+            return "classify.of 'token' trains an encoder or a decoder, and this model is both: begin with its encoder"
         if isinstance(config.head, ClassifierConfig) and config.head.kind == self.recipe.classify.head:
             return None
         wanted = self.recipe.classify
