@@ -163,14 +163,22 @@ class PagedKVCache:
         ]
 
     def call(
-        self, rows: Sequence[PagedRow], *, fill: int = 0, round_up: bool = False, config: ModelConfig | None = None
+        self,
+        rows: Sequence[PagedRow],
+        new: Sequence[int] | None = None,
+        *,
+        fill: int = 0,
+        round_up: bool = False,
+        config: ModelConfig | None = None,
     ) -> PagedCall:
         """The cache as a forward takes it, for the next tokens of some rows and `fill` more that are not kept.
 
+        `new` says how many tokens each row reads, those of shorter ones padded on the left; without it the attention
+        mask is read, for which the host waits.
         With those, and with numbers of keys that `round_up` makes powers of two, all that is computed is of few sizes.
         `config` is that of a model whose positions differ from those of the cache's.
         """
-        return PagedCall(self, rows, fill, round_up, self.config if config is None else config)
+        return PagedCall(self, rows, new, fill, round_up, self.config if config is None else config)
 
     def remember(self, row: PagedRow, tokens: Sequence[int], stop: int | None = None) -> None:
         """Let other rows find the full pages of a row, whose tokens so far these are; those up to `stop`."""

@@ -85,9 +85,16 @@ class PagedCall:
     """The next tokens of some rows of a `PagedKVCache`, made by its `call`."""
 
     def __init__(
-        self, cache: PagedKVCache, rows: Sequence[PagedRow], fill: int, round_up: bool, config: ModelConfig
+        self,
+        cache: PagedKVCache,
+        rows: Sequence[PagedRow],
+        new: Sequence[int] | None,
+        fill: int,
+        round_up: bool,
+        config: ModelConfig,
     ) -> None:
         self.cache, self.rows, self.fill, self.round_up, self.config = cache, rows, fill, round_up, config
+        self.known_new = None if new is None else np.array([*new, *[1] * fill])
         self.numbers = cache.numbers(rows, fill)
         self.before = np.array([*(row.count for row in rows), *[0] * fill])
         schemes = (config.input_position, *(config.layer(i).position for i in range(config.num_layers)))
@@ -133,7 +140,10 @@ class PagedCall:
             raise ValueError("a paged cache takes no prefix_length")
         cache, rows, count = self.cache, to_device(self.numbers, self.cache.device), seq.rows.shape[-1]
         real = seq.attention_mask
-        self.new = np.full(len(self.numbers), count) if real is None else real.sum(1).cpu().numpy()
+        if real is None:
+            self.new = np.full(len(self.numbers), count)
+        else:
+            self.new = real.sum(1).cpu().numpy() if self.known_new is None else self.known_new
         by_layout = {layout: self._write(table, seq, mask) for layout, table in cache.tables.items()}
         steps = []
         for layout, tensors, states in zip(cache.layouts, cache.layers, cache.states, strict=True):
@@ -146,13 +156,13 @@ class PagedCall:
         before, after, kept, device = self.before, self.before + self.new, len(self.rows), self.cache.device
         count, real = seq.rows.shape[-1], seq.attention_mask
         tokens = np.minimum(before[:, None] + np.arange(count), after[:, None] - 1)
-        slots = to_device(table.slots(self.numbers[:kept], tokens[:kept]), device)
+        slots = table.slots(self.numbers[:kept], tokens[:kept])
         if real is not None:  # real tokens of a row follow each other, wherever its padding is
-            slots = slots[torch.arange(count, device=device) < to_device(self.new[:kept], device)[:, None]]
-            real = real[:kept].flatten().nonzero()[:, 0]
+            slots = slots[np.arange(count) < self.new[:kept, None]]
+            real = self._real_tokens(real[:kept])
         last = table.slots(self.numbers, np.maximum(before - 1, 0)[:, None])[:, 0]
         write = PagedWrite(
-            slots.flatten(),
+            to_device(slots.flatten(), device),
             real,
             kept,
             None,
@@ -169,6 +179,14 @@ class PagedCall:
         index = torch.arange(size, device=device)[None] if keys.tokens is None else keys.tokens
         causal = Mask(causal=True, query_index=seq.rows, key_index=keys.tokens)
         return causal, index.masked_fill(index == EMPTY, 0), replace(write, pages=keys.pages)
+
+    def _real_tokens(self, real: Tensor) -> Tensor:
+        """Which of the tokens of all rows are real: on a GPU that is waited for, unless their numbers are known."""
+        if self.known_new is None:
+            return real.flatten().nonzero()[:, 0]
+        rows, count = real.shape
+        is_real = np.arange(count) >= count - self.known_new[:rows, None]
+        return to_device(np.flatnonzero(is_real), real.device)
 
     def _one_row(self, table: PageTable, write: PagedWrite) -> tuple[Mask, Tensor, PagedWrite]:
         """Keys in the order of their positions, from the first that the window reaches to the last."""

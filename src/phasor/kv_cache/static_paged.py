@@ -33,8 +33,11 @@ class StaticPagedWrite(PagedWrite):
 
 
 def new_choices(rows: int, device: torch.device) -> Tensor:
-    """Memory for what a step chose for each row: the bits of its token, and that token's logit."""
-    return torch.zeros(2, rows, dtype=torch.float64, device=device)
+    """Memory for what was chosen last: the bits of tokens, and their logits.
+
+    The first half is for the rows of a step, the second for rows that have read their prompts since.
+    """
+    return torch.zeros(2, 2 * rows, dtype=torch.float64, device=device)
 
 
 class StaticPagedKVCache:
@@ -90,7 +93,7 @@ class StaticPagedKVCache:
     def set_rows(self, rows: Sequence[PagedRow], tokens: Sequence[int] = ()) -> None:
         """The rows of the next step, for whose tokens there are pages.
 
-        `tokens` are what `take_tokens` takes: tokens, or `-1 - i` for what the row `i` of the latest step chose.
+        `tokens` are what `take_tokens` takes: tokens, or `-1 - i` for entry `i` of those that were chosen last.
         """
         fill, on_gpu = self.batch_size - len(rows), self.cache.device.type == "cuda"
         host = torch.zeros(self._split_size, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
@@ -106,7 +109,7 @@ class StaticPagedKVCache:
         self.given.copy_(host, non_blocking=True)
 
     def take_tokens(self, tokens: Tensor) -> None:
-        """Write the tokens of the rows, those of the host and those that the latest step chose, into `tokens`."""
+        """Write the tokens of the rows, those of the host and those that were chosen last, into `tokens`."""
         torch.index_select(torch.cat((self.latest, self.new_tokens)), 0, self.places, out=tokens)
 
     def keep_tokens(self, tokens: Tensor, logits: Tensor) -> None:

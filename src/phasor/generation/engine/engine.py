@@ -116,7 +116,8 @@ class Engine:
         self._cache = cache
         self._scheduler = Scheduler(cache, prefill_chunk, deterministic=deterministic, share_prefixes=share_prefixes)
         self._graphs = None if deterministic else GraphSteps(cache)
-        self._launched: list[LaunchedStep] = []  # whose tokens are not read yet
+        self._launched: list[LaunchedStep] = []  # by the last step, whose tokens are not read yet
+        self._launching: list[LaunchedStep] = []  # by this one
         self._stats = EngineStats()
         self._new: deque[Handle] = deque()
         self._handles: dict[Handle, None] = {}  # those that have begun and not ended
@@ -226,12 +227,12 @@ class Engine:
         with self._stepping:
             self._take_new()
             if not self._handles:
-                self._launched = []
+                self._launched, self._launching = [], []
                 return False
             with torch.inference_mode():
                 self._scheduler.admit()
                 for batch in self._scheduler.prompt_batches():
-                    self._run(batch)
+                    self._run(batch, launch=True)
                 self._decode()
             self._stats.steps += 1
             self._update_stats()
@@ -254,11 +255,10 @@ class Engine:
         self._update_stats()
 
     def _decode(self) -> None:
-        """Begin a step of the rows that decode, and read the tokens of the one before.
+        """Begin a step of the rows that decode, and read the tokens of the one before, and of prompts before that.
 
-        Its own tokens are read at once where the host chooses some of them.
+        Those of this step are read at once where the host chooses some of them.
         """
-        launched: list[LaunchedStep] = []
         for batch in self._scheduler.token_batches():
             try:
                 step = None if self._graphs is None else self._graphs.launch(batch)
@@ -267,19 +267,20 @@ class Engine:
                 continue
             if step is not None:
                 self._count_prompts(batch)
-                launched.append(step)
+                self._launching.append(step)
                 continue
-            self._read_launched()  # an eager step takes tokens from the host
+            self._read_launched(all=True)  # an eager step takes tokens from the host
             rows = [row for row in batch.rows if not row.ended]
             if rows:
-                self._run(replace(batch, rows=rows, new=batch.new[: len(rows)]))
-        self._read_launched()
-        self._launched = launched
-        if any(step.needs_logits for step in launched):
-            self._read_launched()
+                self._run(replace(batch, rows=rows, new=batch.new[: len(rows)]), launch=False)
+        self._read_launched(all=any(step.needs_logits for step in self._launching))
+        self._launched, self._launching = self._launching, []
 
-    def _read_launched(self) -> None:
+    def _read_launched(self, *, all: bool) -> None:
+        """Read the tokens of the last step, or of this one too."""
         steps, self._launched = self._launched, []
+        if all:
+            steps, self._launching = steps + self._launching, []
         for step in steps:
             for row in step.rows:
                 if row.launched is not None and row.launched[0] is step:
@@ -291,15 +292,25 @@ class Engine:
                 self._scheduler.remember(rows)
                 self._hand_out(rows, failed)
 
-    def _run(self, batch: EngineBatch) -> None:
-        """Run a batch, choose the next token of each row that has read all of its text, and hand out what is new."""
+    def _run(self, batch: EngineBatch, *, launch: bool) -> None:
+        """Run a batch, choose the next token of each row that has read all of its text, and hand out what is new.
+
+        With `launch` that may be left to the next step, as far as the likeliest tokens are chosen.
+        """
         try:
             logits = run_batch(self._cache, batch)
         except Exception as error:
             self._fail_all(batch.rows, error)
             return
         self._count_prompts(batch)
-        self._choose(batch.rows, logits)
+        step = None
+        if launch and self._graphs is not None:
+            step = self._graphs.choose(batch.rows, logits, sum(len(step.rows) for step in self._launching))
+        if step is None:
+            self._choose(batch.rows, logits)
+        else:
+            self._scheduler.remember(batch.rows)
+            self._launching.append(step)
 
     def _count_prompts(self, batch: EngineBatch) -> None:
         read = zip(batch.rows, batch.new, strict=True)

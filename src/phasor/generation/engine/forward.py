@@ -14,7 +14,7 @@ def run_batch(cache: PagedKVCache, batch: EngineBatch) -> Tensor:
     """Read the next tokens of a batch; the logits `[B, vocab]` after the last of each row."""
     cached = [row.cached for row in batch.rows if row.cached is not None]
     tokens = [row.text[row.count : row.count + new] for row, new in zip(batch.rows, batch.new, strict=True)]
-    call = cache.call(cached, fill=batch.fill, round_up=batch.round_up, config=batch.model.config)
+    call = cache.call(cached, batch.new, fill=batch.fill, round_up=batch.round_up, config=batch.model.config)
     prompts = [row.handle.request.prompts[0] for row in batch.rows]
     sources = encode_sources(batch.model, prompts) if batch.reads_sources else None
     logits = prefill(batch.model, call, tokens + [[0]] * batch.fill, call.memory if sources is None else sources)

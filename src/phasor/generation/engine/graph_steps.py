@@ -6,10 +6,12 @@ A step reads the tokens of the step before on the device, so that it is launched
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from phasor.generation.engine.row import EngineRow
 from phasor.generation.engine.scheduler import EngineBatch
 from phasor.generation.runners import StepSpec, new_runner, runs_cuda_graph
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, model_identity, model_why_not
-from phasor.kv_cache.page_table import FIRST_WIDTH
+from phasor.kv_cache.page_table import FIRST_WIDTH, to_device
 from phasor.kv_cache.paged import PagedKVCache, round_up
 from phasor.kv_cache.static_paged import StaticPagedKVCache, new_choices
 from phasor.transformer import Transformer
@@ -25,23 +27,28 @@ from phasor.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class LaunchedStep:
-    """A step that computes the next token of rows.
+    """A step that computes the next token of rows, or the call that ends their prompts.
 
-    `logits` `[B, vocab]` hold until the next step, and `chosen` has the likeliest tokens and their logits, on the host
-    once `copied`.
+    `logits` `[B, vocab]` hold until the next step, and `chosen` has the likeliest tokens and their logits from the
+    entry `first` on, on the host once `copied`.
     """
 
     rows: list[EngineRow]
     logits: Tensor
     chosen: Tensor
     copied: torch.cuda.Event | None
-    needs_logits: bool  # the next token of some row is not just the likeliest, or begins several rows
+    needs_logits: bool = False  # the next token of some row is not just the likeliest, or begins several rows
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        for i, row in enumerate(self.rows):
+            row.launched = self, self.first + i
 
     def read(self) -> list[tuple[int, float]]:
         """Wait for the likeliest tokens and their logits."""
         if self.copied is not None:
             self.copied.synchronize()
-        tokens, best = self.chosen[:, : len(self.rows)]
+        tokens, best = self.chosen[:, self.first : self.first + len(self.rows)]
         return list(zip(tokens.view(torch.int64).tolist(), best.tolist(), strict=True))
 
 
@@ -76,16 +83,20 @@ class GraphSteps:
 
     def runner(self, model: Transformer, rows: int, blocks: int) -> CudaGraphRunner | None:
         """The runner of steps of as many rows of a model, with as many pages each; None where they run eagerly."""
-        if model not in self.graphs:
-            captured = runs_cuda_graph(StepSpec(model, 1, pages=StaticPagedKVCache(self.cache, 1, 1)))  # else none is
-            self.graphs[model] = ModelGraphs(model, self.cache.max_rows) if captured else None
-        graphs = self.graphs[model]
+        graphs = self._of(model)
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
             pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen)
             graphs.runners[rows, blocks] = self._capture(StepSpec(model, rows, pages=pages))
         return graphs.runners[rows, blocks]
+
+    def _of(self, model: Transformer) -> ModelGraphs | None:
+        """The graphs of a model; None where its steps run eagerly, whatever their sizes."""
+        if model not in self.graphs:
+            captured = runs_cuda_graph(StepSpec(model, 1, pages=StaticPagedKVCache(self.cache, 1, 1)))
+            self.graphs[model] = ModelGraphs(model, self.cache.max_rows) if captured else None
+        return self.graphs[model]
 
     def _capture(self, spec: StepSpec) -> CudaGraphRunner | None:
         if not runs_cuda_graph(spec):
@@ -110,11 +121,30 @@ class GraphSteps:
         logits = runner.run()[: len(cached)]
         self.cache.commit(cached, batch.new)
         chosen, copied = to_host(pages.chosen)
-        needs_logits = not all(row.handle.is_argmax_only and not row.followers for row in batch.rows)
-        step = LaunchedStep(batch.rows, logits, chosen, copied, needs_logits)
-        for i, row in enumerate(batch.rows):
-            row.launched = step, i
-        return step
+        needs_logits = not all(map(is_plain, batch.rows))
+        return LaunchedStep(batch.rows, logits, chosen, copied, needs_logits)
+
+    def choose(self, rows: Sequence[EngineRow], logits: Tensor, first: int) -> LaunchedStep | None:
+        """Let the next step take the likeliest tokens after the prompts that end, before the host has read them.
+
+        `first` of others are taken so already. None where the host has to choose, or steps run eagerly.
+        """
+        graphs, places = self._of(rows[0].handle.request.model), [i for i, row in enumerate(rows) if row.pending == 0]
+        ended = [rows[i] for i in places]
+        if graphs is None or not all(map(is_plain, ended)):
+            return None
+        if len(ended) < len(rows):
+            logits = logits.index_select(0, to_device(np.array(places, dtype=np.int64), logits.device))
+        own = slice(self.cache.max_rows + first, self.cache.max_rows + first + len(ended))
+        tokens = logits.argmax(-1)
+        graphs.chosen.view(torch.int64)[0, own] = tokens
+        graphs.chosen[1, own] = logits.gather(1, tokens[:, None])[:, 0]
+        return LaunchedStep(ended, logits, *to_host(graphs.chosen), first=own.start)
+
+
+def is_plain(row: EngineRow) -> bool:
+    """Whether the next token of a row is the likeliest one, and no other row begins with it."""
+    return row.handle.is_argmax_only and not row.followers
 
 
 def to_host(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -59,6 +59,8 @@ class Scheduler:
         reading = sum(row.pending for row in self.running if self.reads_prompt(row))
         while self.waiting and self.cache.free and reading < self.chunk:
             row, handle = self.waiting[0], self.waiting[0].handle
+            if row.launched is not None:  # it was set back before its last token was read
+                return
             request = handle.request
             lengths = request.planned_lengths([row.state.prompt])
             row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from phasor.kv_cache.dynamic import KVCache
+from phasor.kv_cache.page_table import to_device
 from phasor.kv_cache.protocol import EncoderOutput, KVCacheProtocol
 from phasor.transformer import Transformer
 
@@ -67,9 +69,8 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device, left: bool = T
     """Rows of tokens as one tensor, padded on the left (or right), and its attention mask (None without padding)."""
     width = max(map(len, rows))
     if all(len(row) == width for row in rows):
-        return torch.tensor(rows, device=device), None
+        return to_device(np.array(rows), device), None
     gaps = [[0] * (width - len(row)) for row in rows]
     padded = [[*gap, *row] if left else [*row, *gap] for gap, row in zip(gaps, rows, strict=True)]
-    sizes, columns = torch.tensor([len(row) for row in rows])[:, None], torch.arange(width)
-    real = columns >= width - sizes if left else columns < sizes
-    return torch.tensor(padded, device=device), real.to(device)
+    sizes, columns = to_device(np.array([[len(row)] for row in rows]), device), torch.arange(width, device=device)
+    return to_device(np.array(padded), device), columns >= width - sizes if left else columns < sizes
