@@ -338,9 +338,10 @@ def split_prompts(prompt: Prompt) -> tuple[list[Any], bool, bool]:
         raise ValueError("the prompt is empty: give token ids, text, or a list of either")
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise ValueError(f"a prompt is a list of token ids, a text, or a list of either, not {quote(prompt)}")
-    if {type(p) for p in prompt} == {str}:
+    kinds = set(map(type, prompt))
+    if kinds == {str}:
         return list(prompt), True, True
-    if all(isinstance(p, int) and not isinstance(p, bool) for p in prompt):
+    if all(issubclass(kind, int) and kind is not bool for kind in kinds):
         return [prompt], False, False
     if all(isinstance(p, Sequence | torch.Tensor) and not isinstance(p, str) for p in prompt):
         if all(isinstance(p, Tensor) and p.is_floating_point() for p in prompt):
@@ -378,6 +379,8 @@ def check_prompt(prompt: Any, model: Transformer) -> None:
         size = model.config.embedding.source_vocab_size or size
     if not prompt:
         raise ValueError("a prompt is empty: it needs at least one token")
+    if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < size:
+        return
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise ValueError(f"the prompt's token {token!r} is outside the vocabulary of {size}")

@@ -118,8 +118,9 @@ def run(study: Study) -> None:
     some = requests[: settings.sequential]
     time_requests(study, "sequential", some, lambda: [alone(model, request) for request in some], warm=True)
     with new_engine(study, model, settings.at_once) as engine:
-        one_by_one = partial(one_after_the_other, engine, some)
-        time_requests(study, "engine, one by one", some, one_by_one, warm=True)
+        if study.on_gpu:  # captures the graphs of one row
+            one_after_the_other(engine, with_other_prompts(some, model.config.vocab_size))
+        time_requests(study, "engine, one by one", some, partial(one_after_the_other, engine, some))
     for size in settings.static:
         time_requests(study, f"batches of {size}", requests, partial(static, model, requests, size), warm=True)
     for size in settings.concurrency:
@@ -193,9 +194,17 @@ def new_engine(study: Study, model: Transformer, at_once: int, deterministic: bo
     engine = Engine(model, max_rows=at_once, prefill_chunk=settings.prefill_chunk, deterministic=deterministic)
     if study.on_gpu:
         vocab_size = model.config.vocab_size
-        others = draw_requests(settings, vocab_size)
-        together(engine, [Request([(token + 1) % vocab_size for token in x.prompt], x.new) for x in others])
+        together(engine, with_other_prompts(draw_requests(settings, vocab_size), vocab_size))
     return engine
+
+
+def with_other_prompts(requests: Sequence[Request], vocab_size: int) -> list[Request]:
+    """Requests of the same sizes, whose prompts begin otherwise, so that no page of theirs is shared.
+
+    >>> with_other_prompts([Request([1, 8], new=3)], vocab_size=9)
+    [Request(prompt=[2, 0], new=3)]
+    """
+    return [Request([(token + 1) % vocab_size for token in x.prompt], x.new) for x in requests]
 
 
 def together(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
