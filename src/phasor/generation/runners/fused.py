@@ -187,6 +187,7 @@ class FusedStep:
             gemv,
             lm_head_argmax,
         )
+        from phasor.ops.norm.kernels import norm_forward
 
         config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
         rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
@@ -197,6 +198,7 @@ class FusedStep:
         self.one_row: Any = experts_one_row
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
+        self.norm_forward: Any = norm_forward
         linears = linears_of(stack)
         small = dtype == torch.bfloat16 and linears and all(isinstance(part, QuantizedLinear) for part in linears)
         most = gemv.MAX_GEMV_ROWS_QUANTIZED if small else gemv.MAX_GEMV_ROWS
@@ -292,7 +294,7 @@ class FusedStep:
     ) -> Tensor:
         """`linear(norm(x))`, convolved where there is a convolution, and then the `other` of `project_convolve` too."""
         if not self.few:
-            y = linear(norm(x))
+            y = linear(self.normalize(x, norm))
             return y if convolution is None else self.convolutions.convolve(y, convolution, pdl=self.pdl)
         given = {"norm": self.norm_args(norm), "bias": linear.bias, "pdl": self.pdl}
         if convolution is not None:
@@ -315,7 +317,7 @@ class FusedStep:
         activation, glu = ACTIVATIONS[network.config.activation.kind], network.config.gated
         out = self.output(network.down.in_features)
         if not self.few:
-            return self.kernels.activate(network.up(norm(x)), out, activation, glu=glu)
+            return self.kernels.activate(network.up(self.normalize(x, norm)), out, activation, glu=glu)
         given = {"norm": self.norm_args(norm), "bias": network.up.bias, "pdl": self.pdl}
         return self.kernels.project_activate(x, matrix(network.up), out, activation, glu=glu, **given)
 
@@ -352,13 +354,13 @@ class FusedStep:
             logits = self.project(x, network.router, x.new_empty(len(x), len(args.up)), norm)
             self.experts.experts(x, logits, args, x, workspace, norm=self.norm_args(norm), **given)
         else:
-            y = norm(x)
+            y = self.normalize(x, norm)
             self.experts.experts(y, network.router(y), args, x, workspace, **given)
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""
         if not self.few:
-            logits = self.head(self.norm(x), self.embedding.table)
+            logits = self.head(self.normalize(x, self.norm), self.embedding.table)
             self.buffers.store_argmax(logits)
             self.cache.commit()
             return logits
@@ -368,6 +370,13 @@ class FusedStep:
         counters = step_index, self.cache.counts, self.positions
         self.lm_head.advance_step(self.argmax, tokens, history, *counters, pdl=self.pdl)
         return self.logits
+
+    def normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """`norm(x)` by its kernel, however few elements there are: a graph launches it as fast as any other."""
+        if not isinstance(norm, RMSNorm):
+            return cast(Tensor, norm(x))
+        args = self.norm_args(norm)
+        return self.norm_forward(x, None, args.weight, None, args.eps, args.offset, False, x.dtype)[1]
 
     def norm_args(self, norm: nn.Module) -> NormArgs:
         """A norm as the kernels take it."""

@@ -121,7 +121,7 @@ class FusedRecurrent:
         if self.gates is not None:
             gates = step.output(self.gates.out_features, "gates")
             if not step.few:
-                x, norm = norm(x), nn.Identity()  # once for both projections
+                x, norm = step.normalize(x, norm), nn.Identity()  # once for both projections
             if step.few and conv is not None and plain_weights(linear, self.gates):
                 other = self.gates.weight, gates
             else:
