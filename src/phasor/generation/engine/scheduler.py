@@ -12,6 +12,7 @@ from phasor.kv_cache.paged import PagedKVCache
 from phasor.transformer import Transformer
 
 TILE = 8  # rows of a decoding call of a deterministic engine
+WINDOW = 8  # chunks that begun rows have to read, so that there are rows of similar lengths for a call
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,24 @@ class Scheduler:
     def __init__(self, cache: PagedKVCache, chunk: int, *, deterministic: bool, share_prefixes: bool) -> None:
         self.cache, self.chunk, self.deterministic, self.share_prefixes = cache, chunk, deterministic, share_prefixes
         self.multiple = math.lcm(chunk, cache.page_size) if deterministic else 1
+        self.window = chunk if deterministic else WINDOW * chunk
         self.waiting: deque[EngineRow] = deque()
         self.running: list[EngineRow] = []  # the one that began first is first
         self.set_back = 0  # how often a row was
 
     def admit(self) -> None:
-        """Begin waiting rows while there is room for them, and as long as others leave some of a chunk to read.
-
-        Those that begin later find what is read now, where their prompts begin alike.
-        """
+        """Begin waiting rows while there is room for them, and as long as others leave some of the window to read."""
         if not self.waiting:
             return
         reading = sum(row.pending for row in self.running if self.reads_prompt(row))
-        while self.waiting and self.cache.free and reading < self.chunk:
+        while self.waiting and self.cache.free and reading < self.window:
             row, handle = self.waiting[0], self.waiting[0].handle
             if row.launched is not None:  # it was set back before its last token was read
                 return
             request = handle.request
             lengths = request.planned_lengths([row.state.prompt])
             row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
-            if self.share_prefixes:
-                found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
-                handle.cached_tokens = max(handle.cached_tokens, found if not row.state.new else 0)
+            self.find_prefix(row)
             # What the others are reading, and a page for the next tokens of each of them.
             spare = -(-reading // self.cache.page_size) + len(self.running)
             if not self.cache.room_for(row.cached, row.pending, spare) and self.running:
@@ -75,6 +72,13 @@ class Scheduler:
                 return
             self.running.append(self.waiting.popleft())
             reading += row.pending
+
+    def find_prefix(self, row: EngineRow) -> None:
+        """Let a row that has read nothing begin with what others have read."""
+        if self.share_prefixes and row.cached is not None and row.count == 0:
+            found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
+            handle = row.handle
+            handle.cached_tokens = max(handle.cached_tokens, found if not row.state.new else 0)
 
     def shareable(self, row: EngineRow) -> list[int]:
         """The tokens whose keys and values are the same bits for all rows that begin with them."""
@@ -126,28 +130,36 @@ class Scheduler:
         """Calls that read prompts, of about `chunk` tokens together; each is run before the next is asked for."""
         budget = self.chunk
         rows = [row for row in self.running if self.reads_prompt(row)]
-        if not self.deterministic:
-            rows.sort(key=lambda row: row.pending)  # those of a call are padded to the longest
         while rows and budget > 0:
+            for row in rows:
+                self.find_prefix(row)
             batch = self.next_prompts(rows)
-            rows = rows[len(batch.rows) :]
+            rows = [row for row in rows if row not in batch.rows]
             budget -= max(batch.new) * len(batch.rows)
             yield from self.reserve(batch)
 
     def next_prompts(self, rows: list[EngineRow]) -> EngineBatch:
-        """The first rows whose next tokens are read in one call, padded to the same number."""
+        """The next tokens of the first row, and of those that have about as many to read: all are padded to the most.
+
+        A deterministic call reads those of one row.
+        """
+        first = rows[0]
         if self.deterministic:
-            row = rows[0]
-            most = self.chunk - row.count % self.chunk
-            return EngineBatch(rows[:1], [min(most, len(row.state.prompt) - row.count)])
-        first, new = rows[0], [min(rows[0].pending, self.chunk)]
-        for row in rows[1:]:
-            width = max(*new, min(row.pending, self.chunk))
-            alike = row.handle.request.model is first.handle.request.model and row.needs_source == first.needs_source
-            if not alike or width * (len(new) + 1) > self.chunk:
+            most = self.chunk - first.count % self.chunk
+            return EngineBatch([first], [min(most, len(first.state.prompt) - first.count)])
+        model, needs_source, about = first.handle.request.model, first.needs_source, min(first.pending, self.chunk)
+        alike = [
+            (min(row.pending, self.chunk), row)
+            for row in rows
+            if row.handle.request.model is model and row.needs_source == needs_source
+        ]
+        batch = EngineBatch([], [])
+        for new, row in sorted(alike, key=lambda each: abs(each[0] - about)):
+            if batch.rows and max(*batch.new, new) * (len(batch.rows) + 1) > self.chunk:
                 break
-            new.append(min(row.pending, self.chunk))
-        return EngineBatch(rows[: len(new)], new)
+            batch.rows.append(row)
+            batch.new.append(new)
+        return batch
 
     def token_batches(self) -> Iterator[EngineBatch]:
         """Calls that read one token of each row that has read its prompt; each is run before the next is asked for."""
