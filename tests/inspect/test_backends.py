@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import phasor
+from phasor.config import PositionConfig
 from phasor.inspect.case import Case
 from phasor.inspect.operations import OPERATIONS
 from phasor.models.presets import PRESETS
@@ -38,6 +39,14 @@ def test_every_preset_has_a_path_for_every_operation(name: str, device: str, tra
     for one in paths.ops:
         assert one.path in text
         assert all(why in text and why.count(".") == 0 for _, why in one.why_not)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("kind", PositionConfig.kinds)
+def test_every_scheme_has_paths(kind: str, window: int | None) -> None:
+    fields = {"attention": {"window": window}} if window else {}
+    ops = {one.op for one in phasor.backends(small(position=kind, **fields), device="cpu").ops}
+    assert {"attention", "attention after a cache", "decoding step"} <= ops
 
 
 def path_of(config: phasor.ModelConfig, op: str = "attention", **options: Any) -> tuple[str, str]:

@@ -408,7 +408,7 @@ def test_configurations_of_the_hub_are_read(name, tmp_path):
     [
         ("t5", {"feed_forward_proj": "gated-tanh", "dense_act_fn": None}, "gated-tanh"),
         ("t5", {"feed_forward_proj": "half-relu"}, "half-relu"),
-        ("t5", {"architectures": ["T5ForSequenceClassification"]}, "T5WithLMHeadModel"),
+        ("t5", {"architectures": ["T5ForQuestionAnswering"]}, "T5WithLMHeadModel"),
         ("t5", {"relative_attention_num_buckets": 6}, "multiple of 4"),
         ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads = 2"),
         ("bart", {"decoder_ffn_dim": 80}, "decoder_ffn_dim = 80"),

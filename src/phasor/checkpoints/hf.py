@@ -263,7 +263,7 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
     if isinstance(model.config.head, PooledHeadConfig):
         write_pooling(model, model.config.head, folder, None if origin is None else origin.folder)
 
-    def named(name: str) -> str:
+    def name_there(name: str) -> str:
         return family.written_name(name, model.config)
 
     def read_out(assignment: Assignment) -> Tensor:
@@ -271,11 +271,11 @@ def save_hf(model: Transformer, folder: Path, progress: Progress | None = None) 
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for assignment in wanted:
-            yield named(assignment.theirs), read_out(assignment)
+            yield name_there(assignment.theirs), read_out(assignment)
         for name, assignment in duplicates.items():
-            yield named(name), read_out(assignment).clone()
+            yield name_there(name), read_out(assignment).clone()
         for name, tensor in kept.items():
-            yield named(name), tensor
+            yield name_there(name), tensor
 
     again = [ours[assignment.ours] for assignment in duplicates.values()]
     total = sum(x.numel() * x.element_size() for x in [*ours.values(), *again, *kept.values()])

@@ -22,7 +22,7 @@ from phasor.nn.moe import Experts, RoutingArgs
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.quantized import QuantizedLinear
-from phasor.nn.sequence import SequenceInfo
+from phasor.nn.sequence import KeyInfo, SequenceInfo
 from phasor.ops.adamw.adamw import AdamW, StepTensors
 from phasor.ops.attention import Mask, ScoreMod, SinkQueries
 from phasor.ops.quantized import QuantizedMatrix
@@ -255,8 +255,10 @@ class Case:
             seq = SequenceInfo(torch.arange(self.length), self.length, max_distance=max_distance)
             x = torch.empty(1, self.length, self.config.dim, dtype=self.dtype)
             q, k = (torch.empty(x.shape, dtype=self.dtype) for x in (queries, keys))
-            step, weights = LayerStep(self.mask, seq.rows, counted=max_distance is not None), position.layer_weights(0)
-            ctx = AttentionContext(self.mask, position, step, position.prepare(seq, x), weights, seq.rows)
+            key_positions, weights = torch.arange(keys.shape[1])[None], position.layer_weights(0)
+            step = LayerStep(self.mask, key_positions, counted=max_distance is not None)
+            prepared = position.prepare_keys(position.prepare(seq, x), KeyInfo(seq, self.mask, key_positions), x)
+            ctx = AttentionContext(self.mask, position, step, prepared, weights, seq.rows)
             ctx = ctx.for_layer(x, module.project_heads)
             capped = SinkQueries(queries, self.tensor(1, self.length)) if self.layer.attention.cap_sinks else None
             score_mod = ctx.score_mod(sink_queries=capped, **module.score_options())

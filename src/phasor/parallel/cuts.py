@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from phasor.config.parameters import sides_of, stack_blocks
@@ -20,6 +20,7 @@ from phasor.config.weights import shard_dim
 from phasor.nn.adapted import adapters_of
 from phasor.nn.block import Block
 from phasor.nn.lora import ExpertsLowRank
+from phasor.nn.quantized import QuantizedLinear
 from phasor.transformer import Transformer
 
 Slices = tuple[slice, ...]
@@ -103,12 +104,12 @@ def check_parts(model: Transformer, rows: Mapping[str, Mapping[str, Tensor]], co
     Traceback (most recent call last):
     ValueError: parallel.tensor cannot be 2: it does not cut gate of decoder.blocks.0.feedforward.up in its order
     """
-    cuts, lengths = tensor_cuts(model), {name: len(weight) for name, weight in model.named_parameters()}
+    cuts = tensor_cuts(model)
     for path, parts in rows.items():
         cut = cuts.get(f"{path}.weight")
         if cut is None:
             continue
-        piece = lengths[f"{path}.weight"] // cut.pieces
+        piece = cast(nn.Linear | QuantizedLinear, model.get_submodule(path)).out_features // cut.pieces
         for name, own in parts.items():
             if not torch.equal(own % piece // (piece // count), torch.arange(len(own)) * count // len(own)):
                 raise ValueError(f"parallel.tensor cannot be {count}: it does not cut {name} of {path} in its order")

@@ -224,7 +224,7 @@ def capture(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
     # On a stream of this device, for this thread alone: others may use CUDA meanwhile.
     with (
         no_garbage_collection(),
-        state_restored(),
+        restored_state(),
         torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
     ):
         result = body()
@@ -249,7 +249,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def state_restored() -> Iterator[None]:
+def restored_state() -> Iterator[None]:
     """After a capture that failed: torch leaves its stream the current one, and random numbers in a capture."""
     try:
         with torch.cuda.stream(torch.cuda.current_stream()):
