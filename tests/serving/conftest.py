@@ -64,7 +64,7 @@ def running(model, key=None, **options):
         thread.join(20)
         if engine is not None:
             engine.close()
-        assert not thread.is_alive()
+        assert not thread.is_alive(), vars(server.server_state)  # what it waits for
 
 
 @pytest.fixture(scope="session")
