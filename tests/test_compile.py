@@ -42,7 +42,7 @@ def test_schemes_of_fixed_frequency_are_one_graph(name):
             assert relative_change(logits, model(ids)) < SHIFTED
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rotary-yarn", "t5"])
 def test_generated_code_gives_the_same_logits_and_gradients(name):
     model, ids = build(tiny(name, num_layers=1)), tokens(2, 12)

@@ -58,7 +58,7 @@ def check(config: Any, count: int = 40, graphs: int = 1, **args: Any) -> None:
     assert counter.frame_count == graphs
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme(name):
     check(tiny(name, num_layers=3))
@@ -115,6 +115,7 @@ def test_parts(name):
     check(tiny("rotary", **{"num_layers": 3, **changes}), graphs=graphs)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("window", [None, 8])
 def test_prompts_and_chunks_through_a_cache(window):
     model = build(tiny("rotary", num_layers=3, attention={"window": window})).to(DEVICE)

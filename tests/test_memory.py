@@ -57,6 +57,7 @@ def test_the_check_notices_a_square_tensor():
         model(ids, record=Record("attention"))
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("shape", ["decoder", "encoder"])

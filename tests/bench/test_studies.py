@@ -49,7 +49,7 @@ KEYS = {
     "stream": {"sizes", "dtype", "limits", "rows"},
     "host": {"gpt-2"},
 }
-SLOW = ("rotary-kernels", "attention-kernels", "decode-gpu", "loading", "fused")  # interpreted kernels, or processes
+SLOW = ("rotary-kernels", "attention-kernels", "decode-gpu", "loading", "fused", "lora")  # kernels, or processes
 RESULTS = {
     "rotary-kernels": "rotary",
     "attention-kernels": "attention",

@@ -106,7 +106,7 @@ def test_a_quantized_folder_is_what_it_stands_for(name, family, models, tmp_path
     assert read_config(tmp_path / "quantized") == read_config(tmp_path / "plain")
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", names())
 def test_every_family_reads_quantized_folders(name, tmp_path):
     """Every matrix but tables in float8, with a scale per block of three rows and five columns."""

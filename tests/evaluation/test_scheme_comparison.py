@@ -397,6 +397,7 @@ QUESTIONS = {  # the frequencies of every variant in the 4 pairs of a head, trai
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_compares_variants_of_rotary(tmp_path, run_phasor, question):
     data, out = write_texts(tmp_path / "texts.jsonl"), tmp_path / "out"

@@ -93,7 +93,8 @@ def test_steps_that_depend_on_the_length_are_not_compiled_at_all(name, graph_cou
     assert graph_counter.frame_count == 0
 
 
-@pytest.mark.parametrize("part", ["tokens", pytest.param("head", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["tokens", "head"])
 def test_python_around_the_graph_runs_in_every_step(part, monkeypatch):
     backend = functools.partial(compiled.recording_backend, compile_graph=CompileCounter())
     graph = torch.compile(compiled.static_step, backend=backend, dynamic=False)

@@ -45,6 +45,7 @@ def test_greedy_on_both_sides_of_the_trained_length(scheme: str, count: int) -> 
     assert generate(model, PROMPT, max_new_tokens=count) == greedy_ref(model, PROMPT, count)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["sinusoidal", "learned", "t5", "alibi", "rotary", "xpos", "mrope", *BY_LENGTH])
 def test_a_ragged_batch_equals_each_prompt_alone(scheme: str, view: str) -> None:

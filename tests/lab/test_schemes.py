@@ -80,6 +80,7 @@ def staircase(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("language", "name", "title", "about", "properties"),
     [

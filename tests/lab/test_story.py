@@ -35,6 +35,7 @@ FIRST_FIGURE = """() => {
 }"""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_links_lead_from_order_through_all_views(open_page, language):
     one = open_page("", language=language)

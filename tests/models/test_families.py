@@ -134,15 +134,27 @@ def pair(request, tmp_path, monkeypatch):
     return Pair(*request.param, tmp_path, monkeypatch)
 
 
-every = pytest.mark.parametrize(
-    "pair", [(name, seed) for name in BUILDERS for seed in SEEDS], ids=lambda p: f"{p[0]}-{p[1]}", indirect=True
-)
+def pairs(*, variants):
+    """Pairs of the families, or of the variants that some of them have."""
+    cases = [(name, seed) for name in BUILDERS for seed in SEEDS if ("/" in name) == variants]
+    return pytest.mark.parametrize("pair", cases, ids=lambda p: f"{p[0]}-{p[1]}", indirect=True)
 
 
-@every
+@pairs(variants=False)
 @pytest.mark.filterwarnings("ignore:.*alibi_bias_max is")  # where the case patches theirs to follow it
-@torch.no_grad()
 def test_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
+    same_both_ways(pair, tmp_path)
+
+
+@pytest.mark.sample(40)
+@pairs(variants=True)
+@pytest.mark.filterwarnings("ignore:.*alibi_bias_max is")
+def test_a_variant_of_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
+    same_both_ways(pair, tmp_path)
+
+
+@torch.no_grad()
+def same_both_ways(pair, tmp_path):
     same_logits(pair)
     same_with_padding(pair)
     same_pooling(pair)

@@ -39,7 +39,7 @@ def read(name, data, strict=False):
     return family(name).read_whole(Fields(data, Path("config.json"), strict=strict))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @every
 def test_a_missing_field_means_what_it_means_to_transformers(name):
     wrong, compared = {}, 0
@@ -66,7 +66,7 @@ def test_a_missing_field_means_what_it_means_to_transformers(name):
     assert compared > 30
 
 
-@pytest.mark.sample(120)
+@pytest.mark.sample(60)
 @every
 @pytest.mark.parametrize("value", ["x", -1, 0, 1.5, True, [], [None], {}, {"x": 1}, float("nan")], ids=repr)
 def test_nonsense_is_read_or_refused_in_a_sentence(name, value):

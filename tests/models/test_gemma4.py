@@ -141,7 +141,7 @@ def test_packed_documents_and_padding_equal_each_alone(model):
     assert float((padded[:, 5:] - model(one)).abs().max()) < SAME
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_compiled_blocks_equal_eager_ones_and_every_weight_learns(model):
     ids = tokens(2, COUNT)
     expected = model.loss(ids[:, :-1], targets=ids[:, 1:]).total

@@ -168,7 +168,7 @@ def test_a_cache_equals_the_full_forward(name):
     torch.testing.assert_close(torch.cat(steps, 1), model(tokens))
 
 
-@pytest.mark.parametrize("name", ["grouped", "experts", "pairs"])
+@pytest.mark.parametrize("name", ["grouped", *(pytest.param(n, marks=pytest.mark.slow) for n in ("experts", "pairs"))])
 def test_compiled_blocks_compute_the_same(name):
     model = build(name)
     adapt_all(model)

@@ -17,7 +17,8 @@ from phasor.training.progress import TrainingProgress
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.cpu_only("Gloo exchanges tensors of CPUs")
-TASKS = ["chat", "preference", "adapter preference", "classify", "embed", "distill", "mixture"]
+FULL = os.environ.get("PHASOR_EXAMPLES") == "full"
+TASKS = ["chat", "adapter preference", "classify", "mixture", *(["preference", "embed", "distill"] if FULL else [])]
 STOPPED = "adapter preference"
 
 

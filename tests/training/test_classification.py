@@ -54,6 +54,7 @@ def inputs(batch):
 CLOSE = 1e-5
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("of", ["sequence", "token"])
 @pytest.mark.parametrize("name", ["bert", "llama", "qwen3"])
 def test_losses_are_those_of_the_trainer_of_transformers(name, of, tmp_path):

@@ -38,6 +38,7 @@ class RecordedDPO(DPOTrainer):
         return loss
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("family", "loss", "smoothing"),
     [

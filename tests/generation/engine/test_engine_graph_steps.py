@@ -97,7 +97,7 @@ def test_tokens_of_the_fused_step(view: str) -> None:
     assert tokens_of(model, PROMPTS[:4], FusedRunner, **options) == eager(model, PROMPTS[:4], **options)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.keeps_state])
 def test_tokens_of_the_fused_step_over_states(kind: str) -> None:

@@ -144,6 +144,7 @@ def logits_far_away(model, name):
     return model(source, tokens(2, count, seed=2), **given, **{f"target_{key}": value for key, value in given.items()})
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder-decoder"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_nothing_about_positions_is_stored_but_weights(name, shape):
@@ -184,6 +185,7 @@ def test_a_bfloat16_model_adds_exact_sinusoids():
     torch.testing.assert_close(added.double(), torch.tensor(true).double(), rtol=2**-8, atol=1e-7)  # rtol: bfloat16
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder-decoder"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_built_on_meta_then_loaded_gives_identical_logits(name, shape):

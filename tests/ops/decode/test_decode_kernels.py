@@ -193,6 +193,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("splits", "has_sink_logits"), [(1, False), (5, False), (5, True)])
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case, splits, has_sink_logits):
@@ -265,6 +266,7 @@ PAGED = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("rows", ["no bias", "one bias for all", "a bias for each"])
 @pytest.mark.parametrize("splits", [1, 5])
 @pytest.mark.parametrize("case", PAGED)

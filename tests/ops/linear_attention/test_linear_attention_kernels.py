@@ -79,6 +79,7 @@ def test_kernels_in_bfloat16(operation, reference):
     check(operation, reference, arguments, torch.bfloat16, HALF)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("starts", "has_state"), [((), True), ((40,), True), ((50,), False)])
 @pytest.mark.parametrize(("operation", "reference"), PAIRS)
 def test_segments_at_the_same_time_equal_one_pass(operation, reference, starts, has_state, monkeypatch):

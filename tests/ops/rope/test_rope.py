@@ -401,7 +401,7 @@ class TestModels:
             with dispatch.force_path("reference"):
                 assert relative_change(torch.cat(pieces, 1), model(ids, length=8)) < SAME
 
-    @pytest.mark.sample(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
     def test_compiled(self, launches, whole):
         torch.compiler.reset()
