@@ -32,7 +32,7 @@ SERVER_OPTIONS = {
 }
 SIZES = {
     "max-length": ("the most tokens of a prompt and its answer (default: the model's)", None),
-    "max-rows": ("answers that are computed at once (default: %(default)s)", 16),
+    "max-rows": ("answers that are computed at once (default: 16, on a GPU 256)", None),
     "max-waiting": ("requests that may wait; further ones are refused with 429 (default: %(default)s)", 1024),
     "pages": ("pages of keys and values (default: what memory there is)", None),
     "page-size": ("tokens of a page (default: %(default)s)", 16),

@@ -41,7 +41,7 @@ def serve(
     api_key: str | None = None,
     template: ChatTemplate | None = None,
     max_length: int | None = None,
-    max_rows: int = 16,
+    max_rows: int | None = None,
     max_waiting: int = 1024,
     pages: int | None = None,
     page_size: int = 16,

@@ -20,7 +20,7 @@ from phasor.generation.engine.extended import ExtendedModels
 from phasor.generation.engine.forward import run_batch
 from phasor.generation.engine.graph_steps import GraphSteps, LaunchedStep
 from phasor.generation.engine.handle import Handle, LogitsProcessor
-from phasor.generation.engine.memory import default_chunk, default_pages
+from phasor.generation.engine.memory import default_chunk, default_pages, default_rows
 from phasor.generation.engine.row import EngineRow
 from phasor.generation.engine.scheduler import EngineBatch, Scheduler
 from phasor.generation.generated import Generated
@@ -60,10 +60,11 @@ class EngineStats:
 class Engine:
     """Continuous batching: requests join and leave between the steps of a model.
 
-    Up to `max_rows` continuations run at once; their keys and values are in `pages` pages of `page_size` tokens. Up to
-    `max_waiting` requests wait, and one more raises a `QueueFullError`. A prompt is read in chunks of up to
-    `prefill_chunk` tokens (512, or 4,096 on a GPU), beside the rows that decode. Prompts that begin alike share their
-    pages, unless `share_prefixes` is False. With `deterministic` a request gets the same bits alone and among others.
+    Up to `max_rows` continuations run at once (16, or 256 on a GPU); their keys and values are in `pages` pages of
+    `page_size` tokens. Up to `max_waiting` requests wait, and one more raises a `QueueFullError`. A prompt is read in
+    chunks of up to `prefill_chunk` tokens (512, or 4,096 on a GPU), beside the rows that decode. Prompts that begin
+    alike share their pages, unless `share_prefixes` is False. With `deterministic` a request gets the same bits alone
+    and among others.
 
     `submit` returns a `Handle`. Work is done by `step`, which handles call where no thread does, or by the thread that
     `start` begins. All methods may be called from any thread.
@@ -80,7 +81,7 @@ class Engine:
         self,
         model: Transformer,
         *,
-        max_rows: int = 16,
+        max_rows: int | None = None,
         pages: int | None = None,
         page_size: int = 16,
         prefill_chunk: int | None = None,
@@ -89,15 +90,16 @@ class Engine:
         share_prefixes: bool = True,
         extension: Extension | str | None = None,
     ) -> None:
-        if prefill_chunk is None:
-            prefill_chunk = default_chunk(model.tokens.weight.device)
-        for name, value in {"max_rows": max_rows, "page_size": page_size, "prefill_chunk": prefill_chunk}.items():
-            check_integer(f"an engine's {name}", value, 1, 1 << 31)
-        check_integer("an engine's max_waiting", max_waiting, 0, 1 << 31)
         if not isinstance(model, Transformer) or model.decoder is None:
             raise ValueError("an engine needs a decoder or an encoder-decoder")
         if model.front_end is not None:
             raise ValueError("an engine reads tokens, and the source of this model are features: use phasor.generate")
+        device = model.tokens.weight.device
+        max_rows = default_rows(device) if max_rows is None else max_rows
+        prefill_chunk = default_chunk(device) if prefill_chunk is None else prefill_chunk
+        for name, value in {"max_rows": max_rows, "page_size": page_size, "prefill_chunk": prefill_chunk}.items():
+            check_integer(f"an engine's {name}", value, 1, 1 << 31)
+        check_integer("an engine's max_waiting", max_waiting, 0, 1 << 31)
         self.model, self.deterministic, self.max_waiting, self.extension = model, deterministic, max_waiting, extension
         self._models, self._modules = ExtendedModels(model), list(model.modules())
         if extension is not None:
@@ -109,7 +111,7 @@ class Engine:
             pages=pages,
             page_size=page_size,
             most_new=prefill_chunk,
-            device=model.tokens.weight.device,
+            device=device,
             dtype=model.tokens.dtype,
         )
         share_prefixes = share_prefixes and not cache.keeps_states and model.encoder is None

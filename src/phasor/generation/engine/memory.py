@@ -1,4 +1,4 @@
-"""How many pages an engine has room for, and how much of prompts it reads at a time."""
+"""How many rows and pages an engine has, and how much of prompts it reads at a time, where nobody says so."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def default_pages(model: Transformer, max_rows: int, page_size: int, tokens: int
     )
     room = int(memory_for_pages(model.tokens.weight.device) // max(1, per_token * page_size))
     return max(2 if tokens is None else each, min(max_rows * each, room)) + 1
+
+
+def default_rows(device: torch.device) -> int:
+    """How many rows are computed at once: on a GPU, whose steps are bound by reading the weights, many.
+
+    >>> default_rows(torch.device("cpu"))
+    16
+    """
+    return 256 if device.type == "cuda" else 16
 
 
 def default_chunk(device: torch.device) -> int:
