@@ -19,7 +19,8 @@ from phasor.config import (
     SwiGLUClampedConfig,
 )
 from phasor.nn.feed_forward import FeedForward, activate
-from phasor.nn.moe import Experts, balancing_loss, grouped_matmul, grouped_matmul_ref
+from phasor.nn.grouped_matmul import grouped_matmul, grouped_matmul_ref
+from phasor.nn.moe import Experts, balancing_loss
 from phasor.nn.norm import build_norm
 from phasor.nn.residual import build_residual, deepnorm_constants
 from phasor.ops.dispatch import force_path

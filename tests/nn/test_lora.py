@@ -8,10 +8,14 @@ from torch import nn
 
 from phasor import ModelConfig, Transformer, generate, preset, quantize
 from phasor.adapters import adaptable_layers, add_adapter, disable_adapters, merge_adapters, set_adapters
+from phasor.config import FeedForwardConfig
 from phasor.config.lora import LoRAConfig
 from phasor.generation.runners.fused import fused_step_why_not
-from phasor.nn.adapted import adapt, adapters_of, effective_weight, strip_adapters
+from phasor.nn.adapted import adapt, effective_weight, strip_adapters
+from phasor.nn.feed_forward import FeedForward
 from phasor.nn.lora import LoRA, LowRank
+from phasor.nn.lora_hook import adapters_of
+from phasor.nn.quantized import Quantization, QuantizedLinear
 from phasor.ops import dispatch
 
 ROWS = torch.tensor([5, 0, 3]), torch.tensor([1, 6])  # of seven: two have no update
@@ -228,3 +232,63 @@ def test_what_cannot_be_added_is_refused_in_a_sentence():
             set_adapters(model, {"default": weight})
     with pytest.raises(ValueError, match="updates have no DoRA"):
         LoRAConfig(kind="dora", targets=("experts",))
+
+
+def adapted_network(kind, bits):
+    """A gated network whose projections have adapters, on a frozen base that may be quantized."""
+    torch.manual_seed(5)
+    network = FeedForward(FeedForwardConfig(activation="swiglu"), 64, 128).requires_grad_(False)
+    for name in ("up", "down"):
+        layer = getattr(network, name)
+        if bits is not None:
+            layer = QuantizedLinear(layer, Quantization(bits).quantize(layer.weight))
+            setattr(network, name, layer)
+        update = LowRank(layer.out_features, layer.in_features, 4, 2.0, has_magnitude=kind == "dora")
+        adapt(layer, "default", draw(LoRA({"whole": update}, layer.out_features)))
+    for weight in network.parameters():
+        weight.data *= 0.2 if weight.requires_grad else 1.0
+    return network
+
+
+def saved_and_gradients(network, x, path):
+    """The elements of activations that are kept for the backward pass, the result, and the gradients."""
+    own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
+    kept = {}
+
+    def keep(t):
+        if t.untyped_storage().data_ptr() not in own and t.numel() >= x[..., 0].numel():
+            kept[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with dispatch.force_path(path), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = network(x)
+        trained = [weight for weight in network.parameters() if weight.requires_grad]
+        gradients = torch.autograd.grad(y.square().mean(), [x, *trained])
+    return sum(t.untyped_storage().nbytes() // t.element_size() for t in kept.values()), y.detach(), gradients
+
+
+@pytest.mark.parametrize("bits", [None, "nf4", 8])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_the_activation_that_a_down_projection_reads_is_not_kept(kind, bits):
+    network, rows = adapted_network(kind, bits), 3 * 50
+    x = torch.randn(3, 50, 64, requires_grad=True)
+    fewer, *ours = saved_and_gradients(network, x, "triton")
+    more, *theirs = saved_and_gradients(network, x, "reference")
+    assert more - fewer >= rows * network.down.in_features
+    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_what_has_to_see_the_down_projection_called_does():
+    network = adapted_network("lora", None)
+    x, seen = torch.randn(3, 7, 64).expand(3, 7, 64) @ torch.randn(64, 256), []
+    with dispatch.force_path("triton"):
+        assert network.adapted_why_not(x) is None
+        with torch.no_grad():
+            assert network.adapted_why_not(x) == "no gradient is needed"
+        network.down.lora["default"].dropout = 0.1
+        assert network.adapted_why_not(x) == "the down projection has no adapter, several, or one with dropout"
+        assert network.eval().adapted_why_not(x) is None
+        network.down.register_forward_hook(lambda *_: seen.append(1))
+        assert network.adapted_why_not(x) is not None
+        network(torch.randn(2, 64))
+    assert seen == [1]

@@ -12,10 +12,11 @@ from phasor.adapters.adapter import DEFAULT, WHOLE, Adapter, PartConfig
 from phasor.adapters.layers import SplitRows, adaptable_layers, matrix_of, matrix_shape, split_rows
 from phasor.config.lora import DEFAULT_TARGETS, LoRAConfig, lora_scale
 from phasor.config.schema import quote
-from phasor.nn.adapted import adapt, adapters_of
+from phasor.nn.adapted import adapt
 from phasor.nn.embedding import Embedding
 from phasor.nn.heads import LogitsHead
 from phasor.nn.lora import EmbeddingLowRank, ExpertsLowRank, LoRA, LowRank
+from phasor.nn.lora_hook import adapters_of
 from phasor.nn.moe import Experts
 from phasor.transformer import Transformer
 

@@ -12,12 +12,12 @@ from phasor.adapters.adapter import is_adapter_weight
 from phasor.config.lora import Target
 from phasor.models import families
 from phasor.models.modules import fused_modules
-from phasor.nn.adapted import full_weight
 from phasor.nn.attention.base import Attention
 from phasor.nn.attention.latent.indexer import Indexer
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import DenseLayer, LogitsHead
+from phasor.nn.lora_hook import full_weight
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.quantization import unquantized_weights

@@ -15,11 +15,11 @@ from phasor.nn.adapted import (
     LoRAEmbedding,
     LoRAExperts,
     LoRAHead,
-    adapters_of,
     effective_weight,
     strip_adapters,
 )
 from phasor.nn.heads import LogitsHead
+from phasor.nn.lora_hook import adapters_of
 from phasor.transformer import Transformer
 
 

@@ -16,8 +16,8 @@ from phasor.config.lora import LoRAConfig
 from phasor.models.families import family
 from phasor.models.modules import fused_modules
 from phasor.models.presets import preset
-from phasor.nn.adapted import adapters_of
 from phasor.nn.lora import LowRank
+from phasor.nn.lora_hook import adapters_of
 from phasor.nn.quantized import NF4, Quantization, QuantizedLinear
 from phasor.quantization import projections, quantize_base
 from phasor.transformer import Transformer

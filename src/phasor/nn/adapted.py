@@ -1,16 +1,12 @@
 """Layers with adapters: a linear layer has a hook that adds updates, other parts become a subclass of theirs.
 
-An adapter hangs on its layer, in `lora` by the adapter's name. The layer keeps its weights and their names. It can be
-any module with `in_features`, `out_features` and `bias` that multiplies by a matrix; one that holds this in another
-form than `weight` gives it by `full_weight()`, which DoRA and merging ask for, and one whose bias is added elsewhere
-has `adds_bias` False.
+An adapter hangs on its layer, in `lora` by the adapter's name. The layer keeps its weights and their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,26 +14,11 @@ from torch import Tensor, nn
 from phasor.nn.embedding import Embedding
 from phasor.nn.heads import LogitsHead
 from phasor.nn.lora import ExpertsLowRank, LoRA
+from phasor.nn.lora_hook import active_adapters, add_updates, full_weight
 from phasor.nn.moe import Experts
 from phasor.nn.quantized_experts import QuantizedExperts
 from phasor.ops.cross_entropy import scale_and_softcap
 from phasor.ops.quantized import Matrix, quantized_linear
-
-
-def adapters_of(layer: nn.Module) -> dict[str, LoRA]:
-    """The adapters of a layer by name."""
-    return cast(dict[str, LoRA], dict(cast(nn.ModuleDict, layer.lora).items())) if "lora" in layer._modules else {}
-
-
-def active_adapters(layer: nn.Module) -> Iterator[LoRA]:
-    """Those of a layer's adapters that are in use."""
-    return (lora for lora in adapters_of(layer).values() if lora.strength)
-
-
-def full_weight(layer: Any) -> Tensor:
-    """The matrix `[out, in]` of a linear layer that an adapter updates."""
-    weight: Tensor = layer.full_weight() if hasattr(layer, "full_weight") else layer.weight
-    return weight
 
 
 def effective_weight(layer: nn.Module) -> Tensor:
@@ -46,25 +27,6 @@ def effective_weight(layer: nn.Module) -> Tensor:
     for delta in [lora.delta(weight) for lora in active_adapters(layer)]:
         weight = weight + delta
     return weight
-
-
-def add_updates(layer: Any, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
-    """A hook on linear layers: the layer's output and what its adapters add to it."""
-    x, given = args[0], y
-    bias = layer.bias if getattr(layer, "adds_bias", True) else None
-    for lora in active_adapters(layer):
-        y = lora.add(
-            y,
-            partial(lora.project, x),
-            lambda: given if bias is None else given - bias,
-            partial(full_weight, layer),
-        )
-    return y
-
-
-def has_other_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks besides that of adapters, which may run anything around its forward."""
-    return bool(module._forward_pre_hooks) or any(hook is not add_updates for hook in module._forward_hooks.values())
 
 
 class LoRAEmbedding(Embedding):

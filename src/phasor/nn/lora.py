@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.moe import grouped_matmul
+from phasor.nn.grouped_matmul import grouped_matmul
 
 GROUPED_BYTES = 16  # what the sizes of torch's grouped matrix product are multiples of
 

@@ -13,6 +13,7 @@ from phasor.config import ExpertsConfig, FeedForwardConfig, NormConfig, RMSNormC
 from phasor.config.schema import quote
 from phasor.nn.checks import describe_tensor
 from phasor.nn.feed_forward import FeedForward, activate
+from phasor.nn.grouped_matmul import fits_grouped_mm, grouped_matmul
 from phasor.nn.norm import NoNorm, at_least_float32, build_norm
 from phasor.nn.record import Record
 from phasor.ops import dispatch
@@ -242,28 +243,6 @@ EXPERTS = Dispatch(
     Path("grouped matrix products, as one operation", Experts.by_one_operation, Experts.one_operation_why_not),
     Path("grouped matrix products", Experts.by_groups),
 )
-
-
-def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Rows sorted by expert, where those of each end at `ends`, times their expert's matrix `[experts, in, out]`."""
-    return F.grouped_mm(x, weight, offs=ends) if fits_grouped_mm(x, weight) else grouped_matmul_ref(x, weight, ends)
-
-
-def fits_grouped_mm(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch's grouped matrix product takes these dtypes and sizes."""
-    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else dispatch.KERNEL_DTYPES
-    _, rows, columns = weight.shape
-    size = x.element_size()
-    return x.dtype in dtypes and x.dtype == weight.dtype and rows * size % 16 == 0 and columns * size % 16 == 0
-
-
-def grouped_matmul_ref(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """`grouped_matmul` in plain torch: every row times every expert, of which its own is kept."""
-    expert = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)  # [rows]
-    y = x.new_zeros(len(x), weight.shape[-1])  # [rows, out]
-    for e, matrix in enumerate(weight):
-        y = y + torch.where((expert == e)[:, None], x, 0) @ matrix
-    return y
 
 
 def balancing_loss(

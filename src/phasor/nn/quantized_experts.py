@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.nn.moe import Experts, grouped_matmul
+from phasor.nn.grouped_matmul import grouped_matmul
+from phasor.nn.moe import Experts
 from phasor.nn.quantized import Quantization, Quantized
 from phasor.ops.custom_op import CustomOp, custom_op, save_record, saved_record
 from phasor.ops.dispatch import compute_dtype

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phasor.config.parameters import sides_of, stack_blocks
 from phasor.config.weights import shard_dim
-from phasor.nn.adapted import adapters_of
 from phasor.nn.block import Block
 from phasor.nn.lora import ExpertsLowRank
+from phasor.nn.lora_hook import adapters_of
 from phasor.nn.quantized import QuantizedLinear
 from phasor.transformer import Transformer
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasor.nn.adapted import adapters_of
 from phasor.nn.attention.base import Attention
 from phasor.nn.block import Block
+from phasor.nn.lora_hook import adapters_of
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.parallel.cuts import tensor_cuts

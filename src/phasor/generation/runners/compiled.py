@@ -23,7 +23,7 @@ from phasor.generation.runners.eager import EagerRunner, last_logits
 from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.static import StaticKVCache
 from phasor.kv_cache.static_paged import StaticPagedKVCache
-from phasor.nn.adapted import has_other_hooks
+from phasor.nn.lora_hook import has_other_hooks
 from phasor.transformer import Stack, Transformer
 
 

@@ -24,7 +24,7 @@ from phasor.kv_cache.dynamic import KVCache
 from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.static import StaticKVCache
 from phasor.kv_cache.static_paged import StaticPagedKVCache
-from phasor.nn.adapted import adapters_of, has_other_hooks
+from phasor.nn.lora_hook import adapters_of, has_other_hooks
 from phasor.nn.moe import Experts
 from phasor.nn.positions.base import Position
 from phasor.ops import dispatch

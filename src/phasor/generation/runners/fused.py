@@ -23,12 +23,12 @@ from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
 from phasor.generation.runners.fused_attention import Biases, FusedAttention, fused_attention
-from phasor.nn.adapted import adapters_of
 from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
+from phasor.nn.lora_hook import adapters_of
 from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import RMSNorm, RowNorm
 from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedLinear
