@@ -12,6 +12,7 @@ from phasor.cli.parser import Verb
 from phasor.cli.recipe_options import add_recipe_options, name_options, without_recipe
 from phasor.cli.streams import escape_controls, print_text
 from phasor.cli.train import build_recipe
+from phasor.config.schema import plural
 
 if TYPE_CHECKING:
     from phasor.training.preview import Preview, ShownText
@@ -76,7 +77,7 @@ def show(found: Preview) -> None:
 
 
 def describe_size(size: SplitSize) -> str:
-    return f"{size.examples:,} examples, {size.tokens:,} tokens"
+    return f"{plural(size.examples, 'example')}, {plural(size.tokens, 'token')}"
 
 
 def show_trained_tokens(text: ShownText, terminal: bool, color: bool) -> str:

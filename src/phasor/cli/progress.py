@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from phasor.cli.output import CLEAR, LINE_SECONDS, bar, clock
 from phasor.cli.recipe_options import name_options
 from phasor.cli.streams import escape_controls
+from phasor.config.schema import plural
 from phasor.training import RunSummary, StepReport, TrainingProgress
 
 REFRESH_SECONDS = 0.1  # between two refreshes of the live line
@@ -118,7 +119,10 @@ def format_count(what: str, done: int, total: int | None) -> str:
 
 def format_summary(summary: RunSummary) -> list[str]:
     """The lines a run begins with."""
-    splits = (f"{split.examples:,} examples with {split.tokens:,} tokens" for split in (summary.train, summary.valid))
+    splits = (
+        f"{plural(split.examples, 'example')} with {plural(split.tokens, 'token')}"
+        for split in (summary.train, summary.valid)
+    )
     begun = f", from step {summary.step:,}" if summary.step else ""
     return [
         f"model    {summary.parameters:,} parameters, vocabulary of {summary.vocab_size:,}",

@@ -93,6 +93,14 @@ def quote(value: object) -> str:
     return shorten(" ".join(SHORT_REPR.repr(value).split()), QUOTE_LENGTH)
 
 
+def plural(count: int, what: str) -> str:
+    """
+    >>> plural(1, "row"), plural(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def check_integer(name: str, value: object, least: int = 1, below: int = 1 << 63) -> int:
     """The value, if it is an integer in this range; a ValueError otherwise.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
+from phasor.config.schema import plural
 from phasor.evaluation.protocols import PROTOCOLS
 from phasor.evaluation.report import Chart, Curve, Page, Text, chinese, draw_curves, to_png, to_svg
 
@@ -50,14 +51,6 @@ def table_rows(result: Result, column: str) -> list[list[Text | str]]:
         for name, rows in by_name.items()
         if rows[0][column] is not None
     ]
-
-
-def plural(count: int, what: str) -> str:
-    """
-    >>> plural(1, "row"), plural(2000, "row")
-    ('1 row', '2,000 rows')
-    """
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def name_with_factor(name: str, every: Iterable[float | None]) -> Text:

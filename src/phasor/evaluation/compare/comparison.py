@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from phasor.config.schema import plural
 from phasor.device import resolve_device
 from phasor.evaluation.compare.problems import check_task, measure_task, task_fingerprint, train_task
 from phasor.evaluation.compare.results import combine_tasks, combine_texts
@@ -16,7 +17,6 @@ from phasor.evaluation.compare.schemes import ComparedScheme
 from phasor.evaluation.compare.settings import CompareSettings, check_compare_settings
 from phasor.evaluation.compare.state import ComparisonFolder
 from phasor.evaluation.compare.texts import check_schemes, measure_run, prepare_texts, scheme_recipe, train_recipe
-from phasor.evaluation.lengths_report import plural
 from phasor.evaluation.report import Page, Text, provenance, write_report
 from phasor.generation.translation import Progress
 from phasor.training.progress import TrainingProgress

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from phasor.config.schema import plural
 from phasor.data.tasks import TASKS
 from phasor.evaluation.lengths_report import (
     BARS,
@@ -23,7 +24,6 @@ from phasor.evaluation.lengths_report import (
     length_name,
     loss_headline,
     order_lines,
-    plural,
     table_rows,
 )
 from phasor.evaluation.report import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phasor.config.schema import check_integer, quote, unknown
+from phasor.config.schema import check_integer, plural, quote, unknown
 from phasor.data.tasks import TASKS
 from phasor.device import resolve_device
 from phasor.evaluation.compare.questions import question_schemes
@@ -196,6 +196,6 @@ def check_length(length: int | str, task: str | None) -> int:
         ) from None
     shortest, item = TASKS[task].shortest, TASKS[task].item
     if number < shortest:
-        least = f"{shortest} {item}{'s' * (shortest > 1)}"
+        least = plural(shortest, item)
         raise ValueError(f"--length {number} is below the shortest problem of the task {task!r}, which has {least}")
     return number

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phasor.checkpoints.swap_positions import swap_config
-from phasor.config.schema import check_integer
+from phasor.config.schema import check_integer, plural
 from phasor.evaluation.continuations import BATCH_TOKENS, ContinuationScore, check_scorable, score_continuations
 from phasor.evaluation.intervals import Interval, binomial_interval
 from phasor.evaluation.length_settings import parse_lengths
@@ -239,7 +239,7 @@ def notes(trials: int, depths: int) -> list[Text]:
         wide, least = f"{100 * (cell.high - cell.low):.0f}", f"{100 * full.low:.0f} %"
         said.append(
             Text(
-                f"a cell has {trials:,} trial{'s' * (trials > 1)}: its 95 % interval is up to {wide} points wide, and "
+                f"a cell has {plural(trials, 'trial')}: its 95 % interval is up to {wide} points wide, and "
                 f"{trials:,} of {trials:,} is {least} to 100 %",
                 f"一个格子有 {trials:,} 次试验：其 95 % 区间最宽 {wide} 个百分点，"
                 f"{trials:,} 次全对意味着 {least} 至 100 %",
