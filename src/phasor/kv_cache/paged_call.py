@@ -108,6 +108,8 @@ class PagedCall:
         """What cross-attention keeps of the rows' sources, which were read before."""
         cache, sizes = self.cache, np.array([*(row.source_length for row in self.rows), *[1] * self.fill])
         rows, longest = to_device(self.numbers, cache.device), int(sizes.max())
+        if self.round_up:
+            longest = 1 << (longest - 1).bit_length()
         self.cross = [{name: x[:, :longest][rows] for name, x in tensors.items()} for tensors in cache.cross]
         real = torch.arange(longest, device=cache.device) < to_device(sizes, cache.device)[:, None]
         hidden = torch.empty(len(rows), 0, self.config.for_side("encoder").dim, dtype=cache.dtype, device=cache.device)

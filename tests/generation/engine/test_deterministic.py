@@ -69,6 +69,17 @@ def test_the_same_bits_alone_and_among_others(name: str) -> None:
             assert bits(handles[number].result()) == alone(model, prompts[number]), f"request {number}"
 
 
+def test_the_same_bits_beside_longer_sources() -> None:
+    """Of a row's source as many vectors are attended to as of the longest one, in heads wide enough to show it."""
+    model = speaker("t5", shape="encoder-decoder", head_dim=64)
+    model.special = phasor.SpecialTokens(start=0)
+    sources = [[(7 * i + j) % VOCAB for j in range(size)] for i, size in enumerate((9, 16, 11, 13))]
+    with Engine(model, **SIZES) as engine:
+        handles = [engine.submit(source, **OPTIONS) for source in sources]
+        found = [bits(handle.result()) for handle in handles]
+    assert found == [alone(model, source) for source in sources]
+
+
 def test_the_same_bits_after_being_set_back() -> None:
     model, prompts = speaker("rotary"), requests(5, 12)
     with Engine(model, **SIZES | {"pages": 14, "page_size": 4}) as engine:
