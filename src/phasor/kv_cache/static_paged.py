@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phasor.config import ModelConfig
 from phasor.kv_cache.page_table import PageLayout
 from phasor.kv_cache.paged import PagedKVCache, PagedRow
 from phasor.kv_cache.paged_call import PagedLayerStep, PagedWrite
@@ -44,7 +45,8 @@ class StaticPagedKVCache:
     """What a paged cache keeps, in the same memory, for steps of one token of up to `batch_size` rows.
 
     `blocks` is the most pages that a row has in a layer without a window. `set_rows` says which rows steps are for; the
-    paged cache itself is not updated. Caches that share `chosen` continue each other's steps.
+    paged cache itself is not updated. Caches that share `chosen` continue each other's steps. `config` is that of a
+    model whose positions differ from those of the cache's.
 
     >>> from phasor import Transformer, preset
     >>> model = Transformer(preset("llama-2", dim=32, num_heads=2, num_layers=2, vocab_size=50)).eval()
@@ -62,8 +64,15 @@ class StaticPagedKVCache:
     length: int | None = None  # frequencies depend on no length
     memory: EncoderOutput | None = None
 
-    def __init__(self, cache: PagedKVCache, batch_size: int, blocks: int, chosen: Tensor | None = None) -> None:
-        self.cache, self.config = cache, cache.config
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        batch_size: int,
+        blocks: int,
+        chosen: Tensor | None = None,
+        config: ModelConfig | None = None,
+    ) -> None:
+        self.cache, self.config = cache, cache.config if config is None else config
         self.layers, self.states, self.layouts = cache.layers, cache.states, cache.layouts
         self.cross: list[dict[str, Tensor]] = []
         self.batch_size = batch_size

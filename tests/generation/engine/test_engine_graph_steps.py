@@ -144,6 +144,20 @@ def test_requests_of_different_options_share_steps() -> None:
         assert tokens == eager(model, prompt, **fields), name
 
 
+def test_extensions_of_requests_have_graphs_of_their_own() -> None:
+    model, extension = speaker("rotary"), phasor.YaRN(factor=4.0, original_length=8)
+    extended = Transformer(model.config.with_extension(extension)).eval()
+    extended.load_state_dict(model.state_dict())
+    with graph_steps(), Engine(model, **SMALL) as engine:
+        given = [None, extension] * 3
+        handles = [engine.submit(p, max_new_tokens=9, extension=own) for p, own in zip(PROMPTS, given, strict=True)]
+        found = [handle.result().tokens for handle in handles]
+        assert len(engine._graphs.graphs) == 2
+        assert all(graphs.runners for graphs in engine._graphs.graphs.values())
+    for own, prompt, tokens in zip(given, PROMPTS, found, strict=True):
+        assert tokens == eager(model if own is None else extended, [prompt], max_new_tokens=9)[0]
+
+
 def test_rows_that_are_set_back_are_not_lost() -> None:
     model = speaker("rotary")
     sizes = {"max_rows": 4, "page_size": 2, "pages": 20, "prefill_chunk": 3}

@@ -50,6 +50,5 @@ def test_rows_that_have_begun_find_what_others_read_before_them(calls: list[list
         handles = [engine.submit(prompt, max_new_tokens=2) for prompt in prompts]
         found = [handle.result().tokens for handle in handles]
     assert calls[0] == [42]
-    print(calls)
     assert sum(new for call in calls[1:] for new in call) < 3 * 42, calls
     assert found == phasor.generate(model, prompts, max_new_tokens=2)

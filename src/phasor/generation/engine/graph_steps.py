@@ -87,7 +87,7 @@ class GraphSteps:
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
-            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen)
+            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen, model.config)
             graphs.runners[rows, blocks] = self._capture(StepSpec(model, rows, pages=pages))
         return graphs.runners[rows, blocks]
 
