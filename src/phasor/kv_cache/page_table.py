@@ -142,7 +142,7 @@ class PageTable:
     def release(self, row: int) -> list[int]:
         """Release all pages of a row; the result has those that nobody holds or may find again."""
         pages = [self.page(row, block) for block in self.blocks(row)]
-        for page in pages:
+        for page in reversed(pages):  # so that the end of a prefix is taken first, without which its beginning is found
             self.pool.release(page)
         self.entries[row], self.first[row], self.end[row] = NULL_PAGE, self.sink_blocks, 0
         return [page for page in pages if not self.pool.references[page] and page not in self.pool.keys]

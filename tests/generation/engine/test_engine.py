@@ -131,6 +131,35 @@ def test_prompts_that_begin_alike_share_pages() -> None:
     assert continued == phasor.generate(model, [*prompts[0], *first.tokens, 4], max_new_tokens=3)
 
 
+def test_pages_are_taken_from_the_end_of_a_prefix() -> None:
+    model, prompt = speaker("rotary"), list(range(29))
+    with Engine(model, max_rows=2, page_size=4, pages=10) as engine:
+        engine.submit(prompt, max_new_tokens=2).result()
+        engine.submit([50] * 14, max_new_tokens=2).result()  # takes 4 pages, of which 3 were free
+        again = engine.submit(prompt, max_new_tokens=2)
+        assert again.result().tokens == phasor.generate(model, prompt, max_new_tokens=2)
+        assert again.cached_tokens == 24
+
+
+def test_cached_tokens_are_not_those_that_samples_find_of_their_own_prompt() -> None:
+    model, prompt = speaker("rotary"), list(range(21))
+    with Engine(model, max_rows=2, page_size=4, pages=64) as engine:
+        samples = engine.submit(prompt, max_new_tokens=3, temperature=1.0, num_return_sequences=5, seed=1)
+        samples.result()
+        assert samples.cached_tokens == engine.stats().cached_tokens == 0
+        assert engine.stats().prompt_tokens == 24  # all of it, and its last token by samples that began later
+
+
+def test_prompt_tokens_of_encoder_decoders_are_those_of_their_sources() -> None:
+    model = speaker("t5", shape="encoder-decoder")
+    model.special = phasor.SpecialTokens(start=0)
+    with Engine(model, **SMALL) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=2) for prompt in PROMPTS]
+        for handle in handles:
+            handle.result()
+        assert engine.stats().prompt_tokens == sum(map(len, PROMPTS))
+
+
 def test_a_thread_serves_many_callers() -> None:
     model = speaker("rotary")
     expected = phasor.generate(model, PROMPTS, max_new_tokens=12)
@@ -232,6 +261,31 @@ def test_a_logits_processor_and_its_errors_are_of_one_request() -> None:
         with pytest.raises(KeyError):
             failing.result()
         assert other.result().tokens == phasor.generate(model, [1, 2], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("returned", [None, torch.zeros(60), torch.zeros(1, 61)], ids=["nothing", "few", "a batch"])
+def test_a_logits_processor_that_returns_no_scores_fails_alone(returned: Any) -> None:
+    model = speaker("rotary")
+    with Engine(model, **SMALL).start() as engine:
+        wrong = engine.submit([1, 2], max_new_tokens=3, temperature=1.0, logits_processor=lambda *_: returned)
+        other = engine.submit([1, 2], max_new_tokens=3, logits_processor=lambda prompt, new, scores: scores.double())
+        with pytest.raises(ValueError, match=r"a logits_processor must return scores \[61\], not"):
+            wrong.result(timeout=60)
+        assert other.result(timeout=60).tokens == phasor.generate(model, [1, 2], max_new_tokens=3)
+
+
+def test_nobody_waits_for_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = speaker("rotary")
+    with Engine(model, **SMALL) as engine:
+        handles, decode = [engine.submit(prompt, max_new_tokens=30) for prompt in PROMPTS], engine._decode
+        monkeypatch.setattr(engine, "_decode", lambda: 1 / 0)
+        engine.start()
+        for handle in handles:
+            with pytest.raises(ZeroDivisionError):
+                handle.result(timeout=60)
+        monkeypatch.setattr(engine, "_decode", decode)
+        assert engine.submit([1, 2], max_new_tokens=3).result(timeout=60).tokens
+        assert engine.stats().failed == len(PROMPTS)
 
 
 def test_pieces_are_handed_to_a_callback() -> None:

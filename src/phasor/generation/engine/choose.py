@@ -13,6 +13,7 @@ from phasor.generation.constraints import MINUS_INFINITY
 from phasor.generation.engine.graph_steps import LaunchedStep
 from phasor.generation.engine.row import EngineRow
 from phasor.generation.sampling import GREEDY, check_best, choose_tokens
+from phasor.nn.checks import describe_tensor
 
 
 def add_tokens(rows: Sequence[EngineRow], logits: Tensor) -> dict[EngineRow, Exception]:
@@ -51,7 +52,12 @@ def score(row: EngineRow, logits: Tensor) -> Tensor:
     """The scores `[vocab]` of the next token: logits that are penalized and constrained."""
     handle, prompt, new = row.handle, row.state.prompt, row.state.new
     scores = handle.request.score(logits, prompt, new)
-    return scores if handle.logits_processor is None else handle.logits_processor(prompt, new, scores)
+    if handle.logits_processor is None:
+        return scores
+    found = handle.logits_processor(prompt, new, scores)
+    if not isinstance(found, Tensor) or found.shape != scores.shape:
+        raise ValueError(f"a logits_processor must return scores {list(scores.shape)}, not {describe_tensor(found)}")
+    return found.to(scores)
 
 
 def add_chosen(

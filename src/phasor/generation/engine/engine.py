@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -299,12 +300,13 @@ class Engine:
 
         With `launch` that may be left to the next step, as far as the likeliest tokens are chosen.
         """
+        sources = sum(row.handle.prompt_tokens for row in batch.rows) if batch.reads_sources else 0
         try:
             logits = run_batch(self._cache, batch)
         except Exception as error:
             self._fail_all(batch.rows, error)
             return
-        self._count_prompts(batch)
+        self._count_prompts(batch, sources)
         step = None
         if launch and self._graphs is not None:
             step = self._graphs.choose(batch.rows, logits, sum(len(step.rows) for step in self._launching))
@@ -314,9 +316,12 @@ class Engine:
             self._scheduler.remember(batch.rows)
             self._launching.append(step)
 
-    def _count_prompts(self, batch: EngineBatch) -> None:
-        read = zip(batch.rows, batch.new, strict=True)
-        self._stats.prompt_tokens += sum(new for row, new in read if row.count <= len(row.state.prompt))
+    def _count_prompts(self, batch: EngineBatch, sources: int = 0) -> None:
+        """Count what a call has read of prompts; those of an encoder-decoder are the sources."""
+        if batch.model.encoder is None:
+            read = zip(batch.rows, batch.new, strict=True)
+            sources = sum(new for row, new in read if row.count <= len(row.state.prompt))
+        self._stats.prompt_tokens += sources
 
     def _choose(self, called: Sequence[EngineRow], logits: Tensor) -> None:
         """Choose the next tokens of rows by logits `[B, vocab]`; with one that has read its prompt others begin."""
@@ -367,17 +372,27 @@ class Engine:
             if handle in self._handles:
                 self._fail(handle, error)
 
+    def _fail_everything(self, error: Exception) -> None:
+        """End all requests for an error that is of none of them: nobody waits for what does not come."""
+        with self._stepping:
+            self._launched, self._launching = [], []
+            for handle in list(self._handles):
+                with suppress(Exception):  # of a device that is lost
+                    self._fail(handle, error)
+
     def _fail(self, handle: Handle, error: Exception) -> None:
         self._stats.failed += 1
         self._end(handle, error, clear=True)
 
     def _end(self, handle: Handle, error: Exception | None = None, *, clear: bool = False) -> None:
         del self._handles[handle]
-        for row in handle.rows:
-            if not row.ended:
-                self._end_row(row, clear=clear)
-        self._stats.cached_tokens += handle.cached_tokens
-        handle.end(error)
+        try:
+            for row in handle.rows:
+                if not row.ended:
+                    self._end_row(row, clear=clear)
+            self._stats.cached_tokens += handle.cached_tokens
+        finally:
+            handle.end(error)
 
     def _end_row(self, row: EngineRow, *, clear: bool = False) -> None:
         self._scheduler.end(row, clear=clear)
@@ -411,8 +426,11 @@ class Engine:
     def _loop(self) -> None:
         while not self._closed:
             with eval_mode(self.model):
-                while not self._closed and self._step():
-                    pass
+                try:
+                    while not self._closed and self._step():
+                        pass
+                except Exception as error:
+                    self._fail_everything(error)
             with self._work:
                 if not self._new and not self._closed:
                     self._work.wait()

@@ -77,8 +77,8 @@ class Scheduler:
         """Let a row that has read nothing begin with what others have read."""
         if self.share_prefixes and row.cached is not None and row.count == 0:
             found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
-            handle = row.handle
-            handle.cached_tokens = max(handle.cached_tokens, found if not row.state.new else 0)
+            if row.index == 0 and not row.state.new:  # further samples find what this one has read
+                row.handle.cached_tokens = found
 
     def shareable(self, row: EngineRow) -> list[int]:
         """The tokens whose keys and values are the same bits for all rows that begin with them."""
