@@ -11,7 +11,7 @@ import pytest
 import phasor
 from phasor.checkpoints.chat_template import ChatTemplate
 
-from .conftest import TEMPLATE
+from .conftest import TEMPLATE, running, small_model
 
 
 def test_a_completion_is_that_of_generate(client, model):
@@ -34,6 +34,26 @@ def test_sampling_by_seed_penalties_and_filters(client, model):
 def test_without_a_temperature_openais_default_holds(client, model):
     answer = client.completions.create(model="small", prompt="Once", max_tokens=12, seed=5)
     assert answer.choices[0].text == phasor.generate(model, "Once", max_new_tokens=12, temperature=1.0, seed=5)
+
+
+def test_no_top_k_as_in_vllm(client, model):
+    expected = phasor.generate(model, "Once", max_new_tokens=12, temperature=1.0, seed=5)
+    for top_k in (-1, 0):
+        answer = client.completions.create(
+            model="small", prompt="Once", max_tokens=12, seed=5, extra_body={"top_k": top_k}
+        )
+        assert answer.choices[0].text == expected
+
+
+def test_the_temperature_of_the_folder_holds():
+    model = small_model()
+    model.generation_settings = {"temperature": 0.3}
+    expected = phasor.generate(model, "Once", max_new_tokens=12, temperature=0.3, seed=5)
+    with running(model) as (address, _):
+        answer = httpx.post(
+            f"{address}/v1/completions", json={"prompt": "Once", "max_tokens": 12, "seed": 5}, timeout=60
+        )
+        assert answer.json()["choices"][0]["text"] == expected
 
 
 def test_several_prompts_and_choices_are_counted_as_openai_does(client, model):

@@ -1,5 +1,6 @@
 """Clients that ask for what is wrong, leave, or come all at once: each gets its sentence, others their answers."""
 
+import gzip
 import json
 import re
 import socket
@@ -19,6 +20,7 @@ from .conftest import running, small_model
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 PLAIN = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+TWO = {"type": "regex", "regex": "ab"}
 ENDLESS = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}  # which no text fulfills
 
 
@@ -44,13 +46,14 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, {**PLAIN, "max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, not 0"),
         (COMPLETIONS, {**PLAIN, "max_tokens": 400}, "max_tokens", "takes up to 256 in all"),
         (COMPLETIONS, {**PLAIN, "prompt": "x" * 300}, "max_tokens", "the prompt has 300 tokens"),
-        (COMPLETIONS, {**PLAIN, "prompt": ""}, None, "empty"),
+        (COMPLETIONS, {**PLAIN, "prompt": ""}, "prompt", "empty"),
+        (COMPLETIONS, {**PLAIN, "prompt": ["a"] * 1030}, "prompt", "up to 1028 answers at once, and these are 1030"),
         (COMPLETIONS, {**PLAIN, "prompt": []}, "prompt", "empty list"),
         (COMPLETIONS, {**PLAIN, "prompt": [1, "a"]}, "prompt", "must be text or a list, not"),
-        (COMPLETIONS, {**PLAIN, "prompt": [1, 9999]}, None, "outside the vocabulary of 261"),
+        (COMPLETIONS, {**PLAIN, "prompt": [1, 9999]}, "prompt", "outside the vocabulary of 261"),
         (COMPLETIONS, {**PLAIN, "n": 1000}, "n", "from 1 to 128"),
         (COMPLETIONS, {**PLAIN, "n": 2}, "n", "at temperature 0 all choices are the same"),
-        (COMPLETIONS, {**PLAIN, "stop": ""}, None, "stop text is empty"),
+        (COMPLETIONS, {**PLAIN, "stop": ""}, "stop", "stop text is empty"),
         (COMPLETIONS, {**PLAIN, "top_p": 1.5}, "top_p", "top_p must be in"),
         (COMPLETIONS, {**PLAIN, "logprobs": 500}, "logprobs", "from 0 to 20"),
         (COMPLETIONS, {**PLAIN, "logit_bias": {"x": 1}}, "logit_bias", "token ids below 261"),
@@ -59,16 +62,23 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, {**PLAIN, "response_format": {"type": "yaml"}}, "response_format", "not 'yaml'"),
         (COMPLETIONS, {**PLAIN, "response_format": {"type": "regex", "regex": "("}}, "response_format", "understood"),
         (COMPLETIONS, {**PLAIN, "response_format": ENDLESS}, "response_format", "understood"),
-        (COMPLETIONS, {**PLAIN, "extension": "yarm"}, None, "did you mean 'yarn'"),
+        (COMPLETIONS, {**PLAIN, "response_format": TWO, "ignore_eos": True}, "ignore_eos", "leave out ignore_eos"),
+        (COMPLETIONS, {**PLAIN, "response_format": TWO, "min_tokens": 3}, "min_tokens", "leave out ignore_eos and min"),
+        (COMPLETIONS, {**PLAIN, "stream": True, "stream_options": {"x": 1}}, "stream_options", "of stream_options 'x'"),
+        (COMPLETIONS, {**PLAIN, "extension": "yarm"}, "extension", "did you mean 'yarn'"),
         (COMPLETIONS, b"{", None, "not JSON"),
         (COMPLETIONS, b'{"prompt": "\xff"}', None, "not UTF-8: its byte 12 is 0xff"),
         (COMPLETIONS, b'{"prompt": NaN}', None, "NaN is not a number"),
         (COMPLETIONS, b"[" * 100_000, None, "not JSON"),
         (COMPLETIONS, b"[1]", None, "must be a JSON object"),
         (COMPLETIONS, b'{"prompt": "\\ud800"}', None, "half a character"),
+        (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None, "half a character"),
         (CHAT, {"messages": []}, "messages", "at least one message"),
         (CHAT, {"messages": ["hi"]}, "messages", "mapping"),
+        (CHAT, {"messages": [{"content": "Hello"}]}, "messages", "the role of a message must be text, not None"),
+        (CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages", "must be text or a list of parts, not 7"),
         (CHAT, {**HELLO, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "'tools' is no variable"),
+        (CHAT, {**HELLO, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self' is no variable"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "not text"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "max_tokens", "takes up to 256"),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
@@ -121,9 +131,11 @@ def test_what_is_not_there(server):
 
 def test_other_pages_and_names_are_refused(server):
     headers = {"Content-Type": "application/json"}
-    for more in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+    for more in ({"Origin": "http://evil.example"}, {"Origin": "http://["}, {"Host": "evil.example"}, {"Host": "["}):
         answer = httpx.post(server[0] + COMPLETIONS, json=PLAIN, headers=headers | more)
         assert answer.status_code == 403
+    for more in ({"Origin": server[0].upper()}, {"Host": "127.0.0.2:80"}, {"Host": "LOCALHOST"}, {"Host": "[::1]:80"}):
+        assert httpx.get(server[0] + "/health", headers=more).status_code == 200
     answer = httpx.post(server[0] + COMPLETIONS, content=json.dumps(PLAIN), headers={"Content-Type": "text/plain"})
     assert "application/json" in answer.json()["error"]["message"]
 
@@ -156,6 +168,20 @@ def test_a_key_is_asked_for(model):
         assert httpx.get(address + "/stats").status_code == 401
         answer = httpx.post(address + COMPLETIONS, json=PLAIN, headers={"Authorization": "Bearer secret"}, timeout=60)
         assert answer.status_code == 200
+
+
+def test_a_key_may_have_any_letters(model):
+    with running(model, key="schl\u00fcssel") as (address, _):
+        for key, status in (("schl\u00fcssel", 200), ("schlussel", 401), ("schl\u00fcsse", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert httpx.get(address + "/v1/models", headers=headers).status_code == status
+
+
+def test_a_compressed_body_is_named_as_such(server):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = httpx.post(server[0] + COMPLETIONS, content=gzip.compress(json.dumps(PLAIN).encode()), headers=headers)
+    assert answer.status_code == 400
+    assert "encoded as 'gzip'" in answer.json()["error"]["message"]
 
 
 def test_a_full_queue_asks_to_come_again(model):

@@ -76,7 +76,7 @@ def test_a_template_file_a_name_and_a_key(folder, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text(TEMPLATE)
     options = ("--template", str(template), "--name", "mine", "--max-rows", "2", "--deterministic")
-    with serving(folder, *options, PHASOR_API_KEY="secret") as (_, url):
+    with serving(folder, *options, PHASOR_API_KEY="secret\n") as (_, url):
         headers = {"Authorization": "Bearer secret"}
         assert httpx.get(f"{url}v1/models").status_code == 401
         assert httpx.get(f"{url}v1/models", headers=headers).json()["data"][0]["id"] == "mine"

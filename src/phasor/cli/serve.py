@@ -75,6 +75,7 @@ def run(given: argparse.Namespace) -> None:
     key = os.environ.get(KEY)
     if key is not None and not key.strip():
         raise ValueError(f"{KEY} is empty: set it to a key, or unset it to serve without one")
+    key = key and key.strip()
     adapter = chosen_adapters(given.adapter)
     model = read_model(given.folder, given, None, given.checkpoint, given.part, adapter=adapter, swaps=True)
     template = None

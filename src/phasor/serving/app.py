@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import anyio.to_thread
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,12 +24,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from phasor.checkpoints.chat_template import ChatTemplate
+from phasor.config.schema import quote
 from phasor.generation.engine import Engine
 from phasor.generation.generated import Generated
 from phasor.serving.answers import AnswerForm, ChatForm, CompletionForm, embedding_list, usage
 from phasor.serving.embed import Embedder, why_no_embeddings
 from phasor.serving.errors import FAILED, RequestError, failure
 from phasor.serving.fields import ChatFields, CompletionFields, EmbeddingFields, SamplingFields, read_fields
+from phasor.serving.listen import is_loopback
 from phasor.serving.metrics import Metrics, RequestClock
 from phasor.serving.requests import RequestReader
 from phasor.serving.submission import Submission
@@ -39,7 +41,6 @@ PAGE = Path(__file__).parent / "page"
 MOST_BYTES = 4 << 20
 OPEN = ("/", "/health")  # without a key
 HAS_LEFT = "the client has left"
-LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Api:
@@ -55,7 +56,7 @@ class Api:
         max_length: int | None = None,
     ) -> None:
         self.model, self.engine, self.name = model, engine, name
-        self.reader = None if engine is None else RequestReader(model, template, max_length)
+        self.reader = None if engine is None else RequestReader(model, template, max_length, engine.most_rows)
         self.embedder = Embedder(model) if why_no_embeddings(model) is None else None
         self.metrics = Metrics(engine)
         self.began = int(time.time())
@@ -208,6 +209,8 @@ async def read_body(request: Request) -> bytes:
     """The body of a request; one that is too long is refused before it is read."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError("the body must be JSON, with the header Content-Type: application/json")
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise RequestError(f"the body is encoded as {quote(encoding)}: send it plain, without Content-Encoding")
     too_long = RequestError(f"the body has more than {MOST_BYTES >> 20} MiB, the most that a request may have")
     if int(request.headers.get("content-length", 0)) > MOST_BYTES:
         raise too_long
@@ -291,7 +294,7 @@ class Gate:
     """
 
     def __init__(self, app: Any, key: str | None, local: bool) -> None:
-        self.app, self.key, self.local = app, key, local
+        self.app, self.key, self.local = app, None if key is None else key.encode(), local
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (refused := self.refusal(scope["path"], Headers(scope=scope))) is not None:
@@ -301,18 +304,30 @@ class Gate:
 
     def refusal(self, path: str, headers: Headers) -> RequestError | None:
         """Why a request is refused; None where it is not."""
-        host, origin = headers.get("host", "").lower(), headers.get("origin")
-        if self.local and host.rpartition(":")[0] not in LOCAL and host not in LOCAL:
+        host, origin = split_url(f"//{headers.get('host', '')}"), headers.get("origin")
+        if self.local and not is_loopback(host.hostname or ""):
             return RequestError("the Host header does not name this machine, the only one that may ask", 403)
-        if self.key is None and origin is not None and urlsplit(origin).netloc != host:
+        if self.key is None and origin is not None and split_url(origin).netloc != host.netloc:
             return RequestError("requests from pages elsewhere are refused", 403)
         if self.key is None or path in OPEN or path.startswith("/page/"):
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key.encode()):
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self.key):
             return None
         message = "an API key is needed: send the header Authorization: Bearer KEY"
         return RequestError(message, 401, kind="authentication_error", code="invalid_api_key")
+
+
+def split_url(text: str) -> SplitResult:
+    """The parts of a URL in lower case; all of them are empty where it is none.
+
+    >>> split_url("HTTP://Localhost:80").netloc, split_url("http://[").netloc
+    ('localhost:80', '')
+    """
+    try:
+        return urlsplit(text.lower())
+    except ValueError:
+        return urlsplit("")
 
 
 def build_app(api: Api, *, key: str | None = None, local: bool = True) -> Starlette:

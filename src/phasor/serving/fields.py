@@ -158,8 +158,12 @@ def read_fields(kind: type[Body], body: bytes) -> Body:
     """
     try:
         given = json.loads(body.decode(), object_pairs_hook=unique_keys, parse_constant=refuse_constant)
+        if b"\\u" in body:
+            json.dumps(given, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: its byte {error.start} is 0x{body[error.start]:02x}") from None
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the body has half a character: {error.object[error.start]!r} alone is none") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
@@ -167,7 +171,7 @@ def read_fields(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.from_dict({name: value for name, value in given.items() if value is not None})
     except (ValueError, RecursionError) as error:
-        message, prefix = str(error), kind.__name__
+        message, prefix = str(error).replace("StreamOptions", f"{kind.__name__}.stream_options"), kind.__name__
         named = re.search(rf"\b{prefix}\.(\w+)|^unknown field of {prefix} '(\w+)'|^{prefix} needs (\w+)", message)
         message = message.replace(f"{prefix}.", "").replace(f"field of {prefix}", "field")
         message = message.replace(f"{prefix} needs", "the body needs")

@@ -21,20 +21,22 @@ from phasor.transformer import Stack, Transformer
 COMPLETION_TOKENS, REPLY_TOKENS = 16, 1024  # where neither the request nor the folder says how many
 SAME = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 # What `ChatTemplate.encode` takes beside variables; requests have fields for those that are theirs to say.
-NOT_VARIABLES = ("tokenizer", "messages", "tools", "name", "add_generation_prompt", "continue_final_message")
+NOT_VARIABLES = ("self", "tokenizer", "messages", "tools", "name", "add_generation_prompt", "continue_final_message")
 
 
 class RequestReader:
     """Turns the fields of requests into arguments of `Engine.submit`, for one model and its chat template.
 
     Prompt and new tokens may have `max_length` tokens, by default the model's; more where a request asks for an
-    extension, and any number where every layer has a window or a state.
+    extension, and any number where every layer has a window or a state. A call may begin up to `most_rows` answers.
     """
 
-    def __init__(self, model: Transformer, template: ChatTemplate | None, max_length: int | None = None) -> None:
+    def __init__(
+        self, model: Transformer, template: ChatTemplate | None, max_length: int | None, most_rows: int
+    ) -> None:
         if max_length is not None:
             check_integer("max_length", max_length)
-        self.model, self.template = model, template
+        self.model, self.template, self.most_rows = model, template, most_rows
         stack = cast(Stack, model.decoder)
         endless = not any(layer.attention.grows for layer in stack.layers)
         limited = any(scheme.max_positions is not None for scheme in stack.schemes)
@@ -99,8 +101,19 @@ class RequestReader:
                 "at temperature 0 all choices are the same: ask for one, or for a temperature", param="n"
             )
         bias = read_bias(fields.logit_bias, self.model.config.vocab_size)
+        has_form = read_form(fields.response_format) is not None
+        if has_form and (fields.ignore_eos or fields.min_tokens):
+            raise RequestError(
+                "an answer ends where its response_format is complete: leave out ignore_eos and min_tokens",
+                param="ignore_eos" if fields.ignore_eos else "min_tokens",
+            )
         # A grammar follows the tokens of one choice, so that each is a request of its own then.
-        copies = fields.n if read_form(fields.response_format) is None else 1
+        copies = 1 if has_form else fields.n
+        if (len(prompts) * fields.n // copies - 1) * copies >= self.most_rows:
+            raise RequestError(
+                f"this server takes up to {self.most_rows} answers at once, and these are {len(prompts) * fields.n}",
+                param="n" if len(prompts) == 1 else "prompt",
+            )
         requests = []
         for prompt in prompts:
             length = self._check_length(fields, prompt, most)
@@ -136,8 +149,11 @@ class RequestReader:
         """The options that a request gives; what it leaves open is the folder's, or else OpenAI's default."""
         settings = self.model.generation_settings
         options: dict[str, Any] = {name: value for name in SAME if (value := getattr(fields, name)) is not None}
+        if fields.top_k in (-1, 0):
+            options["top_k"] = None
         if "temperature" not in options and "do_sample" not in settings:
-            options["temperature"] = 1.0
+            stated = settings.get("temperature")
+            options["temperature"] = 1.0 if stated is None else stated
         if fields.min_tokens:
             options["min_new_tokens"] = fields.min_tokens
         texts = (fields.stop,) if isinstance(fields.stop, str) else fields.stop
@@ -150,14 +166,18 @@ class RequestReader:
 
 
 def plain_content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is text; parts of text are joined, and others refused.
+    """A message with a role, whose content is text; parts of text are joined, and others refused.
 
     >>> plain_content({"role": "user", "content": [{"type": "text", "text": "Hello"}]})
     {'role': 'user', 'content': 'Hello'}
     """
-    content = message.get("content")
-    if not isinstance(content, list):
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise ValueError(f"the role of a message must be text, not {quote(role)}")
+    if content is None or isinstance(content, str):
         return dict(message)
+    if not isinstance(content, list):
+        raise ValueError(f"the content of a message must be text or a list of parts, not {quote(content)}")
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f"a message has content that is not text: {quote(part)}")

@@ -48,8 +48,8 @@ class Submission:
                 ) from None
             if isinstance(error, ValueError):
                 message = name_fields(str(error))
-                field = re.match(r"(\w+) must ", message)
-                raise RequestError(message, param=field and field[1]) from None
+                field = re.match(r"(\w+) must |(?:the|a) (prompt)\b|a (stop) text|unknown (extension)\b", message)
+                raise RequestError(message, param=field and next(filter(None, field.groups()))) from None
             raise
         return submission
 

@@ -164,6 +164,11 @@ class Engine:
             request, logits_processor=logits_processor, top_logprobs=logprobs or 0, on_piece=on_piece
         )
 
+    @property
+    def most_rows(self) -> int:
+        """How many continuations run and wait where one more request is refused."""
+        return self.max_waiting + self._cache.max_rows
+
     def submit_request(self, request: GenerationRequest, **options: Any) -> Handle:
         """Begin a request of one prompt that is built already; the options are those of a `Handle`."""
         handle = Handle(self, request, **options)
@@ -171,7 +176,7 @@ class Engine:
         with self._work:
             if self._closed:
                 raise ValueError("the engine is closed")
-            if self._rows >= self.max_waiting + self._cache.max_rows:
+            if self._rows >= self.most_rows:
                 raise QueueFullError(f"{self.max_waiting} requests wait already, as many as may: try again later")
             self._new.append(handle)
             self._rows += len(handle.rows)
