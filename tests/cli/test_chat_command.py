@@ -24,6 +24,7 @@ from tokenizers import AddedToken
 
 import phasor
 from phasor.checkpoints.chat_template import ChatTemplate
+from phasor.cli.chat import talk
 from phasor.data.tokenizers import byte_tokenizer
 
 TEMPLATE = (
@@ -143,6 +144,27 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+def test_what_is_typed_at_a_prompt(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a standard input that is strict, as in most locales, a byte that is not UTF-8 ends no conversation."""
+
+    def typed(_: str) -> str:
+        line = next(lines)
+        if isinstance(line, bytes):
+            line = line.decode()
+        return line
+
+    lines = iter([b"caf\xe9", "caf\udce9", "/save ~/talk.jsonl", "/exit"])
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    talk(phasor.ChatSession(phasor.load(folder), system="Be kind.", max_new_tokens=8))
+    said = capsys.readouterr().err
+    assert "phasor: the line is not UTF-8 text: see its byte 3\n" in said
+    assert "phasor: the line is not UTF-8 text: see its character 3\n" in said
+    assert json.loads((tmp_path / "talk.jsonl").read_text())["messages"][0]["content"] == "Be kind."
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are those of Unix")
 def test_a_terminal(folder: Path, tmp_path: Path) -> None:
     screen = Terminal("chat", str(folder), "--max-new-tokens", "100000", "--system", "Be kind.")
@@ -162,6 +184,8 @@ def test_a_terminal(folder: Path, tmp_path: Path) -> None:
         assert "refuses this conversation: never no" in screen.read_until("never no\n> ")
         screen.type("/save " + str(tmp_path / "talk.jsonl"))
         assert "exists: name another file" in screen.read_until("file\n> ")
+        screen.type("/save " + str(tmp_path / "missing" / "talk.jsonl"))
+        assert "talk.jsonl cannot be written: No such file or directory" in screen.read_until("directory\n> ")
         screen.type("/system")
         screen.read_until("\n> ")
         screen.type("/resett")

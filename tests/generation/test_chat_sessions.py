@@ -237,3 +237,13 @@ def test_an_encoder_without_a_template_reads_plain_text() -> None:
     listener = make_model(shape="encoder-decoder", position="rotary", embedding=audio)
     with pytest.raises(ValueError, match="the source of this model are features"):
         ChatSession(listener)
+
+
+def test_a_conversation_as_long_as_the_model_says_so() -> None:
+    """Without a length of replies, which would else end after one token."""
+    model = make_model(position="rotary")
+    talk = ChatSession(model)
+    with pytest.raises(ValueError, match=r"the conversation has 519 tokens, and the model reads 512: begin again"):
+        talk.reply("x" * 500)
+    assert talk.messages == []
+    assert isinstance(ChatSession(model, max_new_tokens=3).reply("x" * 500), str)

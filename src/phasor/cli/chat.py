@@ -109,9 +109,13 @@ def talk(conversation: ChatSession) -> None:
         except KeyboardInterrupt:
             print("\nphasor: /exit or Ctrl-D ends", file=sys.stderr)
             continue
+        except UnicodeDecodeError as error:
+            print(f"phasor: the line is not UTF-8 text: see its byte {error.start}", file=sys.stderr)
+            continue
         if line.strip() == "/exit":
             return
         try:
+            check_argument(line, "the line")
             if line.startswith("/"):
                 obey(conversation, *line.strip().split(maxsplit=1))
             elif line.strip():
@@ -127,7 +131,7 @@ def obey(conversation: ChatSession, command: str, text: str = "") -> None:
     commands: dict[str, Callable[[], object]] = {
         "/help": lambda: print(HELP, file=sys.stderr),
         "/reset": conversation.reset,
-        "/save": lambda: conversation.save(text),
+        "/save": lambda: conversation.save(Path(text).expanduser() if text else text),
         "/system": lambda: begin_again(conversation, text),
     }
     if command not in commands:

@@ -12,7 +12,7 @@ from phasor.artifacts import refuse_artifact_file
 from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.config.schema import quote
 from phasor.config.text_files import path_of
-from phasor.files import atomic_write
+from phasor.files import atomic_write, write_errors
 from phasor.generation.api import stream_steps
 from phasor.generation.chat_source import encode_source
 from phasor.generation.encode import without_limits
@@ -150,7 +150,7 @@ class ChatSession:
         line = json.dumps(
             {"messages": self.messages} | ({"tools": self.tools} if self.tools else {}), ensure_ascii=False
         )
-        with atomic_write(file) as staged:
+        with write_errors(file), atomic_write(file) as staged:
             staged.write_text(line + "\n", encoding="utf-8")
 
     def _with_end_of_turn(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -171,5 +171,10 @@ class ChatSession:
         """The options of a turn: a reply is as long as what is left of the model's length, where nobody says more."""
         if "max_new_tokens" in self.fields or any(name in self.model.generation_settings for name in LENGTHS):
             return self.fields
-        left = max(1, self.model.config.max_length - prompt_length)
-        return self.fields | {"max_new_tokens": min(REPLY_TOKENS, left)}
+        length = self.model.config.max_length
+        if prompt_length >= length:
+            raise ValueError(
+                f"the conversation has {prompt_length:,} tokens, and the model reads {length:,}: begin again, or set "
+                "max_new_tokens to go on all the same"
+            )
+        return self.fields | {"max_new_tokens": min(REPLY_TOKENS, length - prompt_length)}
