@@ -100,6 +100,14 @@ def test_a_prompt_that_is_given_is_not_said_twice():
         assert read_preference(record, WHERE)[:3] == expected, record
 
 
+def test_a_prompt_is_kept_where_both_sides_begin_with_the_same_reply():
+    first, more = reply("Which one?"), user("The red one")
+    sides = {"chosen": [first, more, reply("Here.")], "rejected": [first, more, reply("No.")]}
+    assert read_preference({"prompt": [user("Give me")], **sides}, WHERE).prompt == [user("Give me")]
+    sides = {"chosen": [first, reply("Here.")], "rejected": [first, reply("No.")]}
+    assert read_preference({"prompt": "Give me", **sides}, WHERE).prompt == [user("Give me")]
+
+
 BAD_ROWS = [  # of the right form, with nothing to train on
     ({"messages": [{"role": "user"}, reply("a")]}, "turn 1: the user turn has no content"),
     ({"messages": [{"role": "system", "content": " "}, *TALK]}, "turn 1: the system turn has no content"),
@@ -110,11 +118,12 @@ BAD_ROWS = [  # of the right form, with nothing to train on
     ({"messages": [user("a")]}, "the conversation has no turn of the assistant to train on"),
     ({"messages": [user("a"), reply("b") | {"weight": 0}]}, "has no turn of the assistant to train on"),
     ({"prompt": "a", "completion": " "}, "'completion': the reply is empty"),
+    ({"messages": []}, "'messages' has no turns"),
 ]
 BAD_FORMS = [
     ({"text": "a"}, "this row has only: text"),
     ([TALK], "a conversation is an object, not"),
-    ({"messages": []}, "'messages' must be a list of turns, not []"),
+    ({"messages": None}, "'messages' must be a list of turns, not None"),
     ({"messages": ["Hi"]}, "turn 1: a turn is an object with 'role' and 'content', not 'Hi'"),
     ({"messages": [user([{"type": "image_url"}]), reply("a")]}, "turn 1: of contents only text is read"),
     ({"messages": [user(7), reply("a")]}, "turn 1: the content is text or a list of parts, not 7"),

@@ -92,6 +92,7 @@ def test_pairs_come_from_tsv_and_from_two_files(tmp_path, packed):
         ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "a.jsonl, line 2: 'text' (data.field) is 3, and not text"),
         ("a.jsonl", b'{"text": "x"}\n\n[}\n', "a.jsonl, line 3: this is not JSON"),
         ("a.jsonl", b"[1]\n", "a.jsonl, line 1: there is no text"),
+        ("a.jsonl", b'{"text": "a"}\n{"a": [{"b": 1, "b": 1}], "text": "c"}\n', "line 2: an object has several fields"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl, line 1: character 0 of 'text' is half a character"),
         ("a.txt", b"ab\ncd\xffe\n", "a.txt, line 2: the byte 5 (0xff) is not UTF-8"),
         ("a.txt", b"\xef\xbb\xbfab\xff", "a.txt, line 1: the byte 5 (0xff) is not UTF-8"),

@@ -130,7 +130,7 @@ def read_preference(record: object, where: str) -> PreferencePair:
         prompt, chosen, rejected = common_text(chosen, rejected)
     sides = [one_message("assistant", side, name, where) for name, side in (("chosen", chosen), ("rejected", rejected))]
     asked = common_messages(*sides)
-    if isinstance(prompt, list) or (prompt is not None and not asked):
+    if isinstance(prompt, list) or (prompt is not None and not begins_with_question(asked)):
         asked = one_message("user", prompt, "prompt", where)
     if not asked:
         raise BadRowError(where, "'chosen' and 'rejected' begin differently, and there is no 'prompt'")
@@ -140,6 +140,16 @@ def read_preference(record: object, where: str) -> PreferencePair:
         if not any(map(is_trained, side)):
             raise BadRowError(where, f"{name!r} has no turn of the assistant")
     return PreferencePair([*system_of(record, asked), *asked], sides[0], sides[1], tools_of(record, where), where)
+
+
+def begins_with_question(messages: list[Message]) -> bool:
+    """Whether a user speaks first, after the system's turn where there is one.
+
+    >>> begins_with_question([{"role": "system"}, {"role": "user"}]), begins_with_question([{"role": "assistant"}])
+    (True, False)
+    """
+    said = (message["role"] for message in messages if message["role"] not in ("system", "developer"))
+    return next(said, None) == "user"
 
 
 def common_text(chosen: str, rejected: str) -> tuple[str | None, str, str]:

@@ -35,8 +35,10 @@ class BadRowError(ValueError):
 
 def messages_of(turns: object, where: str, name: str = "messages") -> list[Message]:
     """The turns of a list as messages; an error names the place and the turn."""
-    if not isinstance(turns, list) or not turns:
+    if not isinstance(turns, list):
         raise ValueError(f"{where}: {name!r} must be a list of turns, not {quote(turns)}")
+    if not turns:
+        raise BadRowError(where, f"{name!r} has no turns")
     return [message_of(turn, f"{where}, turn {number}") for number, turn in enumerate(turns, 1)]
 
 

@@ -212,10 +212,21 @@ def records(file: Path, config: DataConfig) -> Iterator[tuple[object, str]]:
 
 def json_record(line: Line, file: Path) -> object:
     """The value on one line of JSON."""
+    repeated: list[str] = []
+
+    def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            repeated.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        return made
+
     try:
-        return json.loads(line.text)
+        value = json.loads(line.text, object_pairs_hook=fields)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}, line {line.number}: this is not JSON: {error}") from None
+    if repeated:
+        raise ValueError(f"{file}, line {line.number}: an object has several fields with the name {quote(repeated[0])}")
+    return value
 
 
 def json_records(path: str | None, config: DataConfig) -> Iterator[tuple[object, str]]:
