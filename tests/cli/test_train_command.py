@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from decoding import speaker
 
 import phasor
 from phasor.cli import build_parser, main
-from phasor.cli.train import build_recipe
+from phasor.cli.train import build_recipe, next_command
 from phasor.config.overrides import fields_of, without_none
 from phasor.config.recipe import DEFAULT, Recipe
 from phasor.config.recipe_help import GROUPS, HELP
@@ -515,3 +516,11 @@ def test_presets_train_by_name(name: str, run_phasor: CommandRunner) -> None:
 def test_the_default_makes_its_own_data(run_phasor: CommandRunner) -> None:
     out = run_phasor("train", "--train.steps", "2", "--train.evaluate-every", "2")
     assert out.endswith("next     phasor generate runs/lm-1 --prompt 'def ' --temperature 0.8 --top-p 0.95\n")
+
+
+@pytest.mark.parametrize(
+    ("task", "command"), [("chat", "phasor chat 'my runs/a'"), ("preference", "phasor evaluate 'my runs/a'")]
+)
+def test_what_to_do_with_a_run_depends_on_its_task(task: str, command: str) -> None:
+    result = SimpleNamespace(folder=Path("my runs/a"), status="finished", sample=None)
+    assert next_command(result, Recipe(task=task)) == command

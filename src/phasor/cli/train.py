@@ -207,5 +207,6 @@ def next_command(result: TrainingResult, recipe: Recipe) -> str:
     by_task: dict[Task, str] = {
         "lm": f"phasor generate {folder} --prompt {prompt} {SAMPLING}",
         "translation": f"phasor translate {folder} {source}",
+        "chat": f"phasor chat {folder}",
     }
     return by_task.get(recipe.task, f"phasor evaluate {folder}")
