@@ -47,8 +47,13 @@ def layer_types(rng: random.Random, layers: int) -> list[str]:
 
 
 def correct_mixer(patch: pytest.MonkeyPatch, cls: Any) -> None:
-    """States in float64, and projections of padding that are zero: their bias would get into the convolution."""
+    """States in float64, and no padding in the convolution."""
     widen(patch, cls)
+    mask_projections(patch, cls)
+
+
+def mask_projections(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    """Projections of padding that are zero: their bias would get into the convolution."""
 
     def forward(self: Any, *args: Any, own: Any = cls.forward, **more: Any) -> Any:
         mask = more.get("attention_mask")

@@ -13,7 +13,6 @@ class Missing(NamedTuple):
     nearest: str
 
 
-CONVOLUTIONS = "layers of gated short convolutions in place of attention"
 MAMBA = "Mamba layers (selective state spaces)"
 CAPACITY = "experts with a capacity, beyond which tokens are dropped"
 RECURRENT = "a recurrent unit in place of attention"
@@ -43,8 +42,7 @@ MISSING = {
     "internlm2": Missing(CODE, "llama"),
     "jamba": Missing(MAMBA, "mixtral"),
     "kimi_linear": Missing("linear attention layers with a decay per feature (Kimi delta attention)", "deepseek_v3"),
-    "lfm2": Missing(CONVOLUTIONS, "qwen3"),
-    "lfm2_moe": Missing(CONVOLUTIONS, "qwen3_moe"),
+    "lfm2_moe": Missing("weights of experts that are divided by their sum and 1e-6 more", "lfm2"),
     "llada2_moe": Missing(DIFFUSION, "qwen3_moe"),
     "llama_bidirec": Missing(BOTH_SIDES, "eurobert"),
     "mamba": Missing(MAMBA, "llama"),

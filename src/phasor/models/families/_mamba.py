@@ -38,7 +38,7 @@ class MambaLayers(StateLayers):
                 f"{f.file}: {heads} heads (mamba_n_heads) of mamba_d_head = {json_repr(head_dim)} features are not "
                 f"mamba_expand * hidden_size = {width}"
             )
-        return {"value_dim": width // heads}
+        return super().more_sizes(f, config, sizes) | {"value_dim": width // heads}
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         attentions = (config.layer(i).attention for i in range(config.num_layers))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from phasor.config import ModelConfig
+from phasor.config import AttentionConfig, ModelConfig
 from phasor.config.recurrent import RecurrentAttentionConfig, StateSizes
-from phasor.models.entries import Draft, FieldEntry, lacks
+from phasor.models.entries import Draft, FieldEntry, get_path, lacks
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import FULL
 from phasor.models.layout import Layout, Piece
@@ -25,38 +25,41 @@ class StateLayers(FieldEntry):
     `sizes` are their names of those, ours, and what they are where a file has none.
     """
 
-    def __init__(self, kind: type[RecurrentAttentionConfig], sizes: dict[str, tuple[str, Any]]) -> None:
+    type_name: ClassVar[str] = LINEAR  # of a layer with a state
+
+    def __init__(self, kind: type[AttentionConfig], sizes: dict[str, tuple[str, Any]]) -> None:
         self.kind, self.sizes = kind, sizes
 
     def usual_types(self, f: Fields, layers: int) -> list[str]:
         """The types of layers where a file has no list."""
-        return [LINEAR] * layers
+        return [self.type_name] * layers
 
     def listed_types(self, f: Fields, name: str, layers: int) -> list[str]:
         """The types of layers."""
         types = f.get(name, self.usual_types(f, layers))
         types = [OLD_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in types]
-        if len(types) != layers or not all(kind in (LINEAR, FULL) for kind in types):
-            raise ValueError(f"{f.file}: {name} must be {layers} times {LINEAR} or {FULL}, not {json_repr(types)}")
+        if len(types) != layers or not all(kind in (self.type_name, FULL) for kind in types):
+            either = f"{self.type_name} or {FULL}"
+            raise ValueError(f"{f.file}: {name} must be {layers} times {either}, not {json_repr(types)}")
         return types
 
     def read(self, f: Fields, name: str, draft: Draft) -> None:
         config = draft.config()
         types = self.listed_types(f, name, config.num_layers)
         sizes = {ours: f.get(theirs, default) for theirs, (ours, default) in self.sizes.items()}
-        with_state = self.kind(**sizes | self.more_sizes(f, config, sizes), norm_eps=draft["norm.eps"])
-        draft.layers["attention"] = [with_state if kind == LINEAR else config.attention for kind in types]
+        with_state = self.kind(**sizes | self.more_sizes(f, config, sizes))
+        draft.layers["attention"] = [with_state if kind == self.type_name else config.attention for kind in types]
 
     def more_sizes(self, f: Fields, config: ModelConfig, sizes: dict[str, Any]) -> dict[str, Any]:
-        """Sizes that follow from others."""
-        return {}
+        """What follows from other fields."""
+        return {"norm_eps": get_path(config, "norm.eps")}
 
     def write(self, name: str, config: ModelConfig) -> dict[str, Any]:
         attentions = [config.layer(i).attention for i in range(config.num_layers)]
         for attention in attentions:
             if not isinstance(attention, self.kind | SoftmaxAttentionConfig):
                 raise lacks(attention)
-        types = [LINEAR if attention.keeps_state else FULL for attention in attentions]
+        types = [self.type_name if attention.keeps_state else FULL for attention in attentions]
         with_state = next((attention.resolve(config) for attention in attentions if attention.keeps_state), None)
         sizes = {theirs: getattr(with_state, ours, default) for theirs, (ours, default) in self.sizes.items()}
         return {name: types} | sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasor.nn.layer_step import LayerStep
 from phasor.ops.attention import Mask
@@ -80,6 +80,20 @@ class TokenScan:
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Tokens of `[B, T, ...]` by their indices `[B, N]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def initialize_convolution(weight: Tensor, bias: Tensor | None) -> None:
+    """As torch initializes a convolution of each channel `[C, W]` by itself.
+
+    >>> weight = torch.zeros(50, 4)
+    >>> initialize_convolution(weight, None)
+    >>> bool((weight.abs() <= 0.5).all() and (weight != 0).any())
+    True
+    """
+    bound = weight.shape[1] ** -0.5
+    for x in (weight, bias):
+        if x is not None:
+            nn.init.uniform_(x, -bound, bound)
 
 
 def prepare_scan(mask: Mask, kind: str) -> Mask:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.config.recurrent import RecurrentAttentionConfig
 from phasor.nn.attention.base import Attention
-from phasor.nn.attention.recurrence import TokenScan, prepare_scan
+from phasor.nn.attention.recurrence import TokenScan, initialize_convolution, prepare_scan
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import RowNorm
 from phasor.ops.attention import Mask
@@ -45,12 +45,8 @@ class RecurrentAttention(Attention):
         self.out = nn.Linear(width, model.dim, bias=bias)
 
     def reset_parameters(self) -> None:
-        """The convolution as torch initializes one."""
         if self.convolution is not None:
-            bound = self.convolution.shape[1] ** -0.5
-            for weight in (self.convolution, self.convolution_bias):
-                if weight is not None:
-                    nn.init.uniform_(weight, -bound, bound)
+            initialize_convolution(self.convolution, self.convolution_bias)
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         return prepare_scan(mask, self.kind)

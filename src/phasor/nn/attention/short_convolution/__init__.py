@@ -1,0 +1,1 @@
+"""Gated short convolution: what a layer keeps are the last few inputs."""
