@@ -128,7 +128,7 @@ def state_kinds() -> dict[str, type[AttentionConfig]]:
     """The kinds of attention whose layers keep a state.
 
     >>> sorted(state_kinds())
-    ['gated-delta', 'mamba2', 'retention']
+    ['gated-delta', 'mamba2', 'retention', 'short-convolution']
     """
     return {kind: cls for kind, cls in AttentionConfig.kinds.items() if cls.keeps_state and cls.present}
 
