@@ -13,7 +13,8 @@ from phasor.cli.streams import print_text
 
 OPTIONS = {
     "--schemes NAME,...": "position schemes (phasor kinds positions), or all; gated-delta, retention, mamba2, "
-    "short-convolution or rotary+retention; on a task also NAME:randomized, NAME:coupled (none,sinusoidal,t5,alibi,rotary)",
+    "short-convolution or rotary+retention; on a task also NAME:randomized, NAME:coupled "
+    "(none,sinusoidal,t5,alibi,rotary)",
     "--question NAME": "subspaces, base or decay: variants of rotary, not --schemes",
     "--task NAME": "copy, reverse, addition, sort, parity or recall, not texts",
     "--data FILE": "texts to train on (the sources of Python's standard library)",
