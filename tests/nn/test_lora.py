@@ -86,6 +86,24 @@ def test_several_adapters_add_up_by_weight(kind):
     assert not layer._forward_hooks
 
 
+def test_parts_keep_one_matrix_of_all_b_for_the_backward_pass():
+    layer, kept = layer_with("lora"), {}
+    own = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
+
+    def keep(x):
+        if x.is_floating_point() and x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    x = torch.randn(10, 9, dtype=torch.float64, requires_grad=True)
+    layer.weight.requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        layer(x)
+    ranks = 4 + 2
+    expected = x.numel() + ranks * (9 + 10 + 7)  # A, A x, and B of seven rows
+    assert sum(x.untyped_storage().nbytes() // x.element_size() for x in kept.values()) == expected
+
+
 def test_a_copy_has_its_own_adapter():
     layer = layer_with("lora")
     twin, x = copy.deepcopy(layer), torch.randn(4, 9, dtype=torch.float64)

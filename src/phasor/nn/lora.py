@@ -134,7 +134,10 @@ class LoRA(nn.ModuleDict):
         A = updates[0].A if len(updates) == 1 else torch.cat([part.A for part in updates])
         B = torch.block_diag(*(part.scale * part.B for part in updates))
         rows = self.rows()
-        return A, B if rows is None else B.new_zeros(self.out_features, len(A)).index_copy(0, rows, B)
+        if rows is None:
+            return A, B
+        # Not `index_copy`, which would keep B for the backward pass.
+        return A, B.new_zeros(self.out_features, len(A)).scatter(0, rows[:, None].expand_as(B), B)
 
     def rows(self) -> Tensor | None:
         """The rows of the layer's weight that the parts update, one part after another; None for all in order."""
