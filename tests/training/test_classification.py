@@ -181,6 +181,7 @@ def test_a_classifier_keeps_its_head(tmp_path):
 
 MISTAKES = {
     '{"text": "the cat"}': "line 2: there is no 'label', only: text",
+    '{"text": "the cat", "label": null}': "line 2: 'label' is null",
     '{"text": "", "label": 1}': "line 2: 'text' is '', and not a text",
     '{"text": "the cat", "label": 1.5}': "line 2: 'label' is 1.5, and a label is a text or an integer",
     '{"text": "the cat", "label": true}': "a label is a text or an integer",

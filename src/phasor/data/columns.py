@@ -18,7 +18,9 @@ class Columns(NamedTuple):
 
     def value(self, name: str) -> object:
         """A value that has to be there."""
-        if self.values.get(name) is None:
+        if name in self.values and self.values[name] is None:
+            raise ValueError(f"{self.where}: {name!r} is null")
+        if name not in self.values:
             raise ValueError(f"{self.where}: there is no {name!r}, only: {name_some(self.values) or 'nothing'}")
         return self.values[name]
 
