@@ -243,10 +243,15 @@ def test_what_cannot_be_added_is_refused_in_a_sentence():
         add_adapter(model, LoRAConfig())
     with pytest.raises(ValueError, match=r"letters, digits and underscores, not 'a\.b'"):
         add_adapter(model, LoRAConfig(), "a.b")
+    for name in ("keys", "training"):
+        with pytest.raises(ValueError, match=f"an adapter cannot have the name '{name}'"):
+            add_adapter(model, LoRAConfig(), name)
     with pytest.raises(ValueError, match=r"unknown adapter 'other'.*known: default"):
         set_adapters(model, "other")
-    for weight in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="weight of the adapter 'default' must be finite, not"):
+    with pytest.raises(ValueError, match="adapters are a name, a list of names, or names with weights, not None"):
+        set_adapters(model, None)
+    for weight in (float("nan"), float("inf"), "0.5", True):
+        with pytest.raises(ValueError, match="weight of the adapter 'default' must be a finite number, not"):
             set_adapters(model, {"default": weight})
     with pytest.raises(ValueError, match="updates have no DoRA"):
         LoRAConfig(kind="dora", targets=("experts",))

@@ -280,6 +280,28 @@ def test_a_base_that_changed_is_refused_by_its_hash(place):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("lora_alpha", "16", "lora_alpha or alpha_pattern must be a finite number, not '16'"),
+        ("lora_alpha", math.inf, "lora_alpha or alpha_pattern must be a finite number, not inf"),
+        ("alpha_pattern", {"(": 3}, "a name in alpha_pattern is not a regular expression"),
+        ("alpha_pattern", [3], r"alpha_pattern must be an object, not \[3\]"),
+        ("lora_dropout", "x", "lora_dropout must be a finite number, not 'x'"),
+        ("lora_dropout", 1.5, r"lora_dropout must be in \[0, 1\), not 1.5"),
+    ],
+)
+def test_numbers_of_a_peft_folder_that_no_adapter_has_are_refused(place, field, value, message, tmp_path):
+    base, folder = phasor.load(place / "base"), tmp_path / "theirs"
+    phasor.add_adapter(base, phasor.LoRAConfig(rank=2))
+    phasor.save(base, folder, format="peft")
+    (folder / "phasor_manifest.json").unlink(missing_ok=True)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=f"adapter_config.json: {message}"):
+        phasor.load(place / "base", adapter=folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
         ("rank", -1, r"adapter\.json does not describe an adapter: PartConfig\.rank must be an integer of at least 1"),
         ("rows", 0, r"adapter\.json does not describe an adapter: PartConfig\.rows must be an integer of at least 1"),
         ("alpha", 1e308, "is not finite"),

@@ -90,6 +90,8 @@ def attach(
 def check_name(model: Transformer, name: str) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"the name of an adapter is made of letters, digits and underscores, not {quote(name)}")
+    if hasattr(nn.ModuleDict(), name):
+        raise ValueError(f"an adapter cannot have the name {name!r}, which is that of something in torch's modules")
     if name in model.adapters:
         raise ValueError(f"the model has an adapter {name!r} already")
 

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from phasor.config.schema import unknown
+from phasor.config.schema import quote, unknown
 from phasor.nn.adapted import (
     LoRAEmbedding,
     LoRAExperts,
@@ -35,13 +35,16 @@ def set_adapters(model: Transformer, adapters: str | Sequence[str] | Mapping[str
     >>> set_adapters(model, {"a": 0.5, "b": 1.0})
     >>> set_adapters(model, "b")
     """
+    if not isinstance(adapters, str | Sequence | Mapping):
+        raise ValueError(f"adapters are a name, a list of names, or names with weights, not {quote(adapters)}")
     names = [adapters] if isinstance(adapters, str) else list(adapters)
-    weights = {name: float(adapters[name]) if isinstance(adapters, Mapping) else 1.0 for name in names}
-    for name, weight in weights.items():
+    given = {name: adapters[name] if isinstance(adapters, Mapping) else 1.0 for name in names}
+    for name, weight in given.items():
         if name not in model.adapters:
             raise unknown("adapter", name, model.adapters)
-        if not math.isfinite(weight):
-            raise ValueError(f"the weight of the adapter {name!r} must be finite, not {weight}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ValueError(f"the weight of the adapter {name!r} must be a finite number, not {quote(weight)}")
+    weights = {name: float(weight) for name, weight in given.items()}
     owners: dict[str, str] = {}
     for name, weight in weights.items():
         for tensor in model.adapters[name].saved if weight else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ class PeftAdapter(StoredAdapter):
             key = names.parameter(module, target.part) if is_experts else module
             layers.setdefault(target.layer, {})[target.part] = PartConfig(
                 rank=rank,
-                alpha=float(by_pattern(config.get("alpha_pattern"), key, config.get("lora_alpha", 8))),
+                alpha=alpha_of(config, key, str(self.place / PEFT_CONFIG)),
                 rows=None if target.rows is None else len(target.rows),
             )
             tensors |= {f"{target.layer}.lora.{target.part}.{name}": x for name, x in found.items()}
@@ -105,9 +106,12 @@ def read_peft(folder: Path) -> PeftAdapter:
     kind: Kind = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
     if config.get("use_dora") and config.get("use_rslora"):
         raise ValueError(f"{file}: use_dora and use_rslora are both true, and phasor has one of them at a time")
+    dropout = finite_number(config.get("lora_dropout") or 0.0, "lora_dropout", str(file))
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{file}: lora_dropout must be in [0, 1), not {dropout}")
     given = config.get("base_model_name_or_path")
     base = BaseModel(folder=given, sha256="") if isinstance(given, str) and given else None
-    adapter = Adapter(kind, float(config.get("lora_dropout") or 0.0), {}, base, peft=config)
+    adapter = Adapter(kind, dropout, {}, base, peft=config)
     return PeftAdapter(folder, base, adapter, tensors)
 
 
@@ -124,6 +128,28 @@ def group_tensors(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, 
         else:
             whole[name.removeprefix(ROOT).replace(f"{INNER}.", ".")] = tensor
     return modules, whole
+
+
+def alpha_of(config: Mapping[str, Any], module: str, where: str) -> float:
+    """The alpha of a module's update."""
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ValueError(f"{where}: alpha_pattern must be an object, not {quote(patterns)}")
+    try:
+        alpha = by_pattern(patterns, module, config.get("lora_alpha", 8))
+    except re.error as error:
+        raise ValueError(f"{where}: a name in alpha_pattern is not a regular expression: {error}") from None
+    return finite_number(alpha, "lora_alpha or alpha_pattern", where)
+
+
+def finite_number(value: object, name: str, where: str) -> float:
+    """
+    >>> finite_number(16, "lora_alpha", "adapter_config.json")
+    16.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: {name} must be a finite number, not {quote(value)}")
+    return float(value)
 
 
 def by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
