@@ -12,11 +12,11 @@ from .cases import Case, Cases, coin, partial_rotary_factor
 from .llama_like import FULL, SLIDING, common_fields, eps, hub_case
 
 
-def correct(case: Case) -> Case:
+def correct(case: Case, ending: str = "e_score_correction_bias") -> Case:
     """Corrections of the choice that change it and do not decide it alone."""
 
     def is_correction(name: str) -> bool:
-        return name.endswith("e_score_correction_bias")
+        return name.endswith(ending)
 
     def draw(model: Any) -> None:
         generator = torch.Generator().manual_seed(3)

@@ -11,10 +11,10 @@ class ExpertsConfig(Config):
     """A mixture of experts in place of one feed-forward network.
 
     The router's `scores` are the softmax of its logits over all experts, or their sigmoid. A token takes the `top_k`
-    experts with the highest score, weighted by their scores, which `normalize` rescales to sum to 1 and `scale`
-    multiplies. With `correction` a bias per expert is added to the scores for the choice alone (DeepSeek V3); training
-    leaves it as it is. Of `num_groups` groups of experts the best `top_groups` remain, by their best expert ("max",
-    DeepSeek V2) or by the sum of their two best ("top2", DeepSeek V3).
+    experts with the highest score, weighted by their scores, which `normalize` rescales to sum to 1 (`normalize_eps` is
+    added to the sum, LFM2) and `scale` multiplies. With `correction` a bias per expert is added to the scores for the
+    choice alone (DeepSeek V3); training leaves it as it is. Of `num_groups` groups of experts the best `top_groups`
+    remain, by their best expert ("max", DeepSeek V2) or by the sum of their two best ("top2", DeepSeek V3).
 
     With the scores "sparsemixer" (Phi-MoE) one expert is chosen after the other, by the logits of those that remain,
     and its weight is its softmax among them without those whose logit is lower by more than `2 jitter` times its size.
@@ -37,6 +37,7 @@ class ExpertsConfig(Config):
     top_k: int = 2
     hidden_dim: int | None = None
     normalize: bool = True
+    normalize_eps: float = 0.0
     router_bias: bool = False
     shared_dim: int | None = None
     shared_gate: bool = False
@@ -58,6 +59,8 @@ class ExpertsConfig(Config):
         """Why kernels do not choose these experts; None where they do: by the softmax of the logits alone."""
         if self.scores != "softmax":
             return f"{self.scores} scores of experts have no kernel"
+        if self.normalize_eps:
+            return "a normalization that adds to the sum of weights has no kernel"
         if self.correction:
             return "a correction of the choice of experts has no kernel"
         if self.num_groups > 1:
@@ -73,7 +76,7 @@ class ExpertsConfig(Config):
     def check(self) -> None:
         positive(self, "num_experts", "top_k", "hidden_dim", "shared_dim", "latent_dim", most=MOST_WIDTH)
         positive(self, "num_groups", "top_groups", "scale")
-        not_negative(self, "jitter")
+        not_negative(self, "jitter", "normalize_eps")
         if self.scores == "sparsemixer" and (self.normalize or self.correction or self.num_groups > 1):
             raise ValueError(
                 "ExpertsConfig.scores 'sparsemixer' gives weights as they are: normalize and correction must be false "

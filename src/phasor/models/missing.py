@@ -42,7 +42,6 @@ MISSING = {
     "internlm2": Missing(CODE, "llama"),
     "jamba": Missing(MAMBA, "mixtral"),
     "kimi_linear": Missing("linear attention layers with a decay per feature (Kimi delta attention)", "deepseek_v3"),
-    "lfm2_moe": Missing("weights of experts that are divided by their sum and 1e-6 more", "lfm2"),
     "llada2_moe": Missing(DIFFUSION, "qwen3_moe"),
     "llama_bidirec": Missing(BOTH_SIDES, "eurobert"),
     "mamba": Missing(MAMBA, "llama"),

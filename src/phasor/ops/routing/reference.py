@@ -91,7 +91,7 @@ def route(logits: Tensor, config: ExpertsConfig, correction: Tensor | None = Non
     _, chosen = stable_topk(choice.detach(), config.top_k)
     weights = scores.gather(-1, chosen)
     if config.normalize:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=LEAST_SUM)
+        weights = weights / (weights.sum(-1, keepdim=True) + config.normalize_eps).clamp(min=LEAST_SUM)
     return (weights if config.scale == 1 else weights * config.scale), chosen
 
 
