@@ -106,6 +106,27 @@ def test_tokens_of_the_fused_step_over_states(kind: str) -> None:
     assert tokens_of(model, PROMPTS[:4], FusedRunner, **options) == eager(model, PROMPTS[:4], **options)
 
 
+@pytest.mark.sample(1)
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize("kind", ["gated-delta", "mamba2", "retention"])
+def test_states_of_rows_that_come_and_go_in_the_fused_step(kind: str) -> None:
+    """Rows are begun together by samples, set back, cancelled, and their slots are taken by others."""
+    model = speaker("rotary", num_layers=2, layers=({"attention": kind}, {}), num_kv_heads=1)
+    sizes, options = {"max_rows": 3, "page_size": 2, "pages": 7, "prefill_chunk": 8}, {"max_new_tokens": 4}
+    sampled = options | {"temperature": 1.0, "num_return_sequences": 2, "seed": 7}
+    with graph_steps(FusedRunner), Engine(model, **sizes) as engine:
+        first, second = (engine.submit(prompt, **options) for prompt in PROMPTS[:2])
+        samples, cancelled = engine.submit(PROMPTS[3], **sampled), engine.submit(PROMPTS[4], **options)
+        while not cancelled.new_tokens:
+            engine.step()
+        cancelled.cancel()
+        found = [handle.result().tokens for handle in (first, second, engine.submit(PROMPTS[5], **options))]
+        assert engine.stats().set_back > 0
+        assert any(engine._graphs.graphs[model].runners.values())
+    assert found == eager(model, [*PROMPTS[:2], PROMPTS[5]], **options)
+    assert [each.tokens for each in samples.result()] == eager(model, PROMPTS[3], **sampled)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "one token": {"max_new_tokens": 1},
