@@ -13,6 +13,7 @@ from torch import Tensor
 from phasor import Transformer
 from phasor.config import AttentionConfig
 from phasor.kv_cache.paged import PagedKVCache, PagedRow
+from phasor.kv_cache.pages import PagePool
 
 TOLERANCE = 1e-4  # float32, logits of order 1: the order of summation differs between the two ways
 LENGTH, SIZES = 40, [29, 7, 18, 1, 12]
@@ -85,3 +86,14 @@ def test_every_kind_of_attention(kind: str) -> None:
         config = tiny({"kind": "rotary", "rotary_dim": 4}, attention=KINDS[kind])
     model = build(config)
     check_rows(model, paged(model))
+
+
+def test_a_prompt_that_nobody_has_read_is_looked_up_in_as_many_steps_as_it_has_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where all layers have a window, so that no page has to be there for a longer prefix to be found."""
+    lookups = []
+    monkeypatch.setattr(PagePool, "find", lambda pool, key: lookups.append(key))
+    cache = PagedKVCache(tiny("rotary", attention={"window": 64}), max_rows=2, pages=300, page_size=2, device=DEVICE)
+    assert cache.find_prefix(cache.new_row(), list(range(401))) == 0
+    assert len(lookups) == 200

@@ -206,22 +206,24 @@ class PagedKVCache:
                 break
             keys.append(key)
         for blocks in range(len(keys), 0, -1):
-            found = None if blocks * self.page_size % multiple else self._pages_of_prefix(keys[:blocks])
+            found = None if blocks * self.page_size % multiple else self._pages_of_prefix(keys, blocks)
             if found is not None:
                 self._begin_with(row, keys[:blocks], found)
                 return row.count
         return 0
 
-    def _pages_of_prefix(self, keys: list[bytes]) -> list[dict[int, int]] | None:
-        """The pages by block, in each table, that a row needs which has read that prefix; None where one is missing."""
+    def _pages_of_prefix(self, keys: list[bytes], count: int) -> list[dict[int, int]] | None:
+        """The pages by block, in each table, that a row needs which has read that many; None where one is missing."""
         found = []
         for table in self.tables.values():
-            first = table.first_in_reach(len(keys) * self.page_size)
-            blocks = [*range(min(table.sink_blocks, len(keys))), *range(first, len(keys))]
-            pages = {block: table.pool.find(keys[block]) for block in blocks}
-            if None in pages.values():
-                return None
-            found.append({block: page for block, page in pages.items() if page is not None})
+            first = table.first_in_reach(count * self.page_size)
+            pages: dict[int, int] = {}
+            for block in (*range(count - 1, first - 1, -1), *range(min(table.sink_blocks, count))):
+                page = table.pool.find(keys[block])
+                if page is None:
+                    return None
+                pages[block] = page
+            found.append(dict(sorted(pages.items())))
         return found
 
     def _begin_with(self, row: PagedRow, keys: list[bytes], found: list[dict[int, int]]) -> None:

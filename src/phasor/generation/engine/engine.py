@@ -101,6 +101,8 @@ class Engine:
         for name, value in {"max_rows": max_rows, "page_size": page_size, "prefill_chunk": prefill_chunk}.items():
             check_integer(f"an engine's {name}", value, 1, 1 << 31)
         check_integer("an engine's max_waiting", max_waiting, 0, 1 << 31)
+        if pages is not None:
+            check_integer("an engine's pages", pages, 1, 1 << 31)
         self.model, self.deterministic, self.max_waiting, self.extension = model, deterministic, max_waiting, extension
         self._models, self._modules = ExtendedModels(model), list(model.modules())
         if extension is not None:
