@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import phasor
+from phasor.serving import app
+from phasor.serving.requests import RequestReader
 
 from .conftest import running, small_model
 
@@ -119,6 +121,15 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(server, ca
     assert "Exception in ASGI application" not in caplog.text
 
 
+def test_a_body_that_does_not_come_is_not_waited_for_forever(server, monkeypatch):
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.1)
+    host, port = server[0].removeprefix("http://").split(":")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt'.encode())
+        assert connection.recv(1024).startswith(b"HTTP/1.1 408")
+
+
 def test_what_is_not_there(server):
     assert post(server[0], COMPLETIONS, {**PLAIN, "model": "gpt-4"}).status_code == 404
     assert post(server[0], EMBEDDINGS, {"input": "Hello"}).status_code == 404
@@ -184,10 +195,12 @@ def test_a_compressed_body_is_named_as_such(server):
     assert "encoded as 'gzip'" in answer.json()["error"]["message"]
 
 
-def test_a_full_queue_asks_to_come_again(model):
+def test_a_full_queue_asks_to_come_again(model, monkeypatch):
     with running(model, max_rows=1, max_waiting=1) as (address, engine):
         held = [engine.submit("wait", max_new_tokens=200) for _ in range(2)]
+        monkeypatch.setattr(RequestReader, "completions", None)  # what is refused costs no reading
         answer = post(address, COMPLETIONS, PLAIN)
+        monkeypatch.undo()
         assert answer.status_code == 429
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.json()["error"]["type"] == "rate_limit_error"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+import anyio
 import anyio.to_thread
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -34,11 +35,11 @@ from phasor.serving.fields import ChatFields, CompletionFields, EmbeddingFields,
 from phasor.serving.listen import is_loopback
 from phasor.serving.metrics import Metrics, RequestClock
 from phasor.serving.requests import RequestReader
-from phasor.serving.submission import Submission
+from phasor.serving.submission import Submission, refuse_if_full
 from phasor.transformer import Transformer
 
 PAGE = Path(__file__).parent / "page"
-MOST_BYTES = 4 << 20
+MOST_BYTES, BODY_SECONDS = 4 << 20, 60
 OPEN = ("/", "/health")  # without a key
 HAS_LEFT = "the client has left"
 
@@ -101,6 +102,7 @@ class Api:
         """/v1/completions"""
         reader, engine = self._decoder()
         fields = read_fields(CompletionFields, await read_body(request))
+        refuse_if_full(engine)
         requests, copies = await anyio.to_thread.run_sync(reader.completions, fields)
         form = CompletionForm(*self._form("cmpl", fields))
         return await self._answer(request, fields, engine, requests, copies, form)
@@ -109,6 +111,7 @@ class Api:
         """/v1/chat/completions"""
         reader, engine = self._decoder()
         fields = read_fields(ChatFields, await read_body(request))
+        refuse_if_full(engine)
         requests, copies = await anyio.to_thread.run_sync(reader.reply, fields)
         form = ChatForm(*self._form("chatcmpl", fields))
         return await self._answer(request, fields, engine, requests, copies, form)
@@ -216,10 +219,13 @@ async def read_body(request: Request) -> bytes:
         raise too_long
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                raise too_long
+        with anyio.fail_after(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise too_long
+    except TimeoutError:
+        raise RequestError(f"the body has not come within {BODY_SECONDS} seconds", 408) from None
     except ClientDisconnect:
         raise RequestError(HAS_LEFT, 499) from None
     return bytes(body)

@@ -79,7 +79,8 @@ class GrammarProcessor:
     """Bans the tokens that a grammar does not allow next; it belongs to one reply, which it follows as that grows."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        from llguidance.torch import allocate_token_bitmask
+        # Its module for torch would load torch's compiler, for which all answers wait for seconds.
+        from llguidance.numpy import allocate_token_bitmask
 
         self.matcher, self.read = matcher, 0
         self.mask = allocate_token_bitmask(1, vocab_size)
@@ -90,14 +91,14 @@ class GrammarProcessor:
 
     def next_tokens(self, new: list[int]) -> Tensor:
         """The tokens that may come after those of a reply so far, as bits of integers."""
-        from llguidance.torch import fill_next_token_bitmask
+        from llguidance.numpy import fill_next_token_bitmask
 
         self.matcher.consume_tokens(new[self.read :])
         self.read = len(new)
         fill_next_token_bitmask(self.matcher, self.mask)
         if self.matcher.is_error():
             raise ValueError(f"no token fits it: {self.matcher.get_error().partition('<state>')[0].strip()}")
-        return self.mask[0]
+        return torch.from_numpy(self.mask[0])
 
 
 def unpack(mask: Tensor, count: int) -> Tensor:

@@ -39,13 +39,7 @@ class Submission:
         except BaseException as error:
             submission.cancel()
             if isinstance(error, QueueFullError):
-                raise RequestError(
-                    str(error),
-                    429,
-                    kind="rate_limit_error",
-                    code="queue_full",
-                    headers={"Retry-After": str(RETRY_SECONDS)},
-                ) from None
+                raise try_again(error) from None
             if isinstance(error, ValueError):
                 message = name_fields(str(error))
                 field = re.match(r"(\w+) must |(?:the|a) (prompt)\b|a (stop) text|unknown (extension)\b", message)
@@ -91,6 +85,20 @@ class Submission:
     def new_tokens(self) -> int:
         """The tokens of all choices so far."""
         return sum(handle.new_tokens for handle in self.handles)
+
+
+def refuse_if_full(engine: Engine) -> None:
+    """Refuse a request that would find no place, before its prompt is read."""
+    try:
+        engine.check_queue()
+    except QueueFullError as error:
+        raise try_again(error) from None
+
+
+def try_again(error: QueueFullError) -> RequestError:
+    """What is said where the queue is full."""
+    headers = {"Retry-After": str(RETRY_SECONDS)}
+    return RequestError(str(error), 429, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
 def name_fields(message: str) -> str:

@@ -171,6 +171,11 @@ class Engine:
         """How many continuations run and wait where one more request is refused."""
         return self.max_waiting + self._cache.max_rows
 
+    def check_queue(self) -> None:
+        """Raise a `QueueFullError` where one more request would be refused."""
+        if self._rows >= self.most_rows:
+            raise QueueFullError(f"{self.max_waiting} requests wait already, as many as may: try again later")
+
     def submit_request(self, request: GenerationRequest, **options: Any) -> Handle:
         """Begin a request of one prompt that is built already; the options are those of a `Handle`."""
         handle = Handle(self, request, **options)
@@ -178,8 +183,7 @@ class Engine:
         with self._work:
             if self._closed:
                 raise ValueError("the engine is closed")
-            if self._rows >= self.most_rows:
-                raise QueueFullError(f"{self.max_waiting} requests wait already, as many as may: try again later")
+            self.check_queue()
             self._new.append(handle)
             self._rows += len(handle.rows)
             self._work.notify_all()
