@@ -89,7 +89,7 @@ def test_a_template_file_a_name_and_a_key(folder, tmp_path):
     ("options", "words"),
     [
         (("--max-rows", "0"), "--max-rows must be an integer of at least 1"),
-        (("--pages", "0"), "--pages must be an integer of at least 1, not 0"),
+        (("--pages", "0"), "pages must be an integer of at least 1, not 0"),
         (("--port", "99999"), "--port must be from 0 to 65535"),
         (("--template", "nothing.jinja"), "nothing.jinja"),
         (("--max-length", "0"), "--max-length must be an integer of at least 1"),
