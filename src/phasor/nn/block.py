@@ -51,16 +51,20 @@ class Block(nn.Module):
         record: Record,
         layer_input: Tensor | None = None,
     ) -> Tensor:
-        sublayers: list[Sublayer] = [partial(self.attention, ctx=ctx)] if self.attends else []
-        if self.cross is not None:
-            sublayers.append(partial(self.cross, ctx=cross_ctx))
-        if self.feedforward is not None:
-            routed = isinstance(self.feedforward, Experts)
-            sublayers.append(partial(self.feedforward, router_logits=record.router) if routed else self.feedforward)
-        x = self.residual(x, *sublayers)
+        x = self.residual(x, *self.sublayers(ctx, cross_ctx, record))
         if self.layer_input is not None:
             x = x + self.layer_input(x, layer_input)
         return x if self.scale is None else x * self.scale.to(x.dtype)
+
+    def sublayers(self, ctx: AttentionContext, cross_ctx: AttentionContext | None, record: Record) -> list[Sublayer]:
+        """What runs one after the other around the residual stream, each a function of the stream alone."""
+        found: list[Sublayer] = [partial(self.attention, ctx=ctx)] if self.attends else []
+        if self.cross is not None:
+            found.append(partial(self.cross, ctx=cross_ctx))
+        if self.feedforward is not None:
+            routed = isinstance(self.feedforward, Experts)
+            found.append(partial(self.feedforward, router_logits=record.router) if routed else self.feedforward)
+        return found
 
     def reset_parameters(self) -> None:
         """Initialize what is part of neither a sub-layer nor a norm."""
