@@ -1,6 +1,7 @@
 """Low-rank updates against their formulas in float64: forward, gradients, parts, several at once, merged."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -299,6 +300,21 @@ def test_the_activation_that_a_down_projection_reads_is_not_kept(kind, bits):
     more, *theirs = saved_and_gradients(network, x, "reference")
     assert more - fewer >= rows * network.down.in_features
     torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_compiled_networks_do_not_keep_it_either(monkeypatch):
+    """Which the compiler would by itself: it computes nothing again that a matrix product reads."""
+    monkeypatch.setattr(importlib.import_module("phasor.ops.glu.glu"), "MIN_COMPILED_ELEMENTS", 0)
+    network, kept = adapted_network("lora", None), []
+    x = torch.randn(3, 50, 64, requires_grad=True)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    with dispatch.force_path("triton"):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = compiled(x)
+        torch.testing.assert_close(y, network(x))
+    y.sum().backward()
+    rows = [t for t in kept if t.numel() % 150 == 0 and t.numel() >= 150 * 64]
+    assert sorted(t.numel() // 150 for t in rows) == [64, 256]  # x, and gate and up
 
 
 def test_what_has_to_see_the_down_projection_called_does():
