@@ -42,6 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated delta": {"scheme": "none", "attention": "gated-delta"},
     "longrope": {"scheme": "rotary-longrope"},
     "encoder-decoder": {"scheme": "t5", "shape": "encoder-decoder"},
+    "experts": {"scheme": "rotary", "feedforward": {"activation": "swiglu", "experts": {"num_experts": 4}}},
     "awkward widths": {
         "scheme": "rotary",
         "dim": 36,

@@ -40,13 +40,17 @@ class Scheduler:
     A row is begun where there are pages for all it has to read. Where pages run out later, the row that began last is
     set back: it waits at the front, and reads its prompt and its new tokens again. A deterministic scheduler makes
     calls of sizes that depend on the row alone: its prompt in chunks that begin at multiples of `chunk`, by itself, and
-    each new token in a call of `TILE` rows that attend to as many pages.
+    each new token in a call of `TILE` rows that attend to as many pages, or by itself where experts would compute as
+    many of its tokens as are sent to them.
     """
 
     def __init__(self, cache: PagedKVCache, chunk: int, *, deterministic: bool, share_prefixes: bool) -> None:
         self.cache, self.chunk, self.deterministic, self.share_prefixes = cache, chunk, deterministic, share_prefixes
         self.multiple = math.lcm(chunk, cache.page_size) if deterministic else 1
         self.window = chunk if deterministic else WINDOW * chunk
+        config = cache.config
+        has_experts = any(config.layer(i).feedforward.experts is not None for i in range(config.num_layers))
+        self.tile = 1 if has_experts else TILE
         self.waiting: deque[EngineRow] = deque()
         self.running: list[EngineRow] = []  # the one that began first is first
         self.set_back = 0  # how often a row was
@@ -167,7 +171,7 @@ class Scheduler:
         for row in self.running:
             if not self.reads_prompt(row) and not row.computes_last:
                 groups.setdefault(self.group(row), []).append(row)
-        size = TILE if self.deterministic else self.cache.max_rows
+        size = self.tile if self.deterministic else self.cache.max_rows
         for rows in groups.values():
             for start in range(0, len(rows), size):
                 tile = rows[start : start + size]
@@ -192,7 +196,7 @@ class Scheduler:
                 self.cache.reserve(row.cached, new)
         kept = [(row, new) for row, new in zip(batch.rows, batch.new, strict=True) if row.cached is not None]
         if kept:
-            fill = TILE - len(kept) if self.deterministic and not self.reads_prompt(kept[0][0]) else 0
+            fill = self.tile - len(kept) if self.deterministic and not self.reads_prompt(kept[0][0]) else 0
             yield EngineBatch([row for row, _ in kept], [new for _, new in kept], fill, round_up=self.deterministic)
 
     def set_row_back(self, row: EngineRow) -> None:
