@@ -86,6 +86,13 @@ def deepseek_ocr2(rng, tied):
     return build("DeepseekOcr2", text, eyes, tied, image_token_id=60)
 
 
+def lfm2(rng, tied):
+    sizes = text_sizes(rng, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8)
+    sizes["norm_eps"] = sizes.pop("rms_norm_eps")
+    eyes = transformers.Siglip2VisionConfig(**EYES, num_patches=16)
+    return build("Lfm2Vl", transformers.Lfm2Config(**sizes), eyes, tied, image_token_id=60, projector_hidden_size=16)
+
+
 def llama4(rng, tied):
     sizes = text_sizes(rng, head_dim=10, attention_chunk_size=7, no_rope_layers=[1, 0, 1], intermediate_size_mlp=24)
     text = transformers.Llama4TextConfig(**sizes, num_local_experts=5, moe_layers=[1], floor_scale=8)
@@ -162,6 +169,7 @@ MODELS = {
     "idefics3": idefics("Idefics3"),
     "internvl": internvl,
     "kimi_k25": kimi,
+    "lfm2_vl": lfm2,
     "llama4": llama4,
     "llava": like_llava("Llava", plain(transformers.LlamaConfig), transformers.CLIPVisionConfig),
     "llava_next": like_llava("LlavaNext", mistral_text, transformers.CLIPVisionConfig),

@@ -50,6 +50,7 @@ MULTIMODAL = {
     "internvl": Multimodal("qwen2", LLAVA, tied=True),
     "internvl_chat": Multimodal("llama", CHAT),
     "kimi_k25": Multimodal("deepseek_v3", KIMI, tied=True),
+    "lfm2_vl": Multimodal("lfm2", LLAVA, tied=True),
     "llama4": Multimodal("llama4_text", LLAMA4),
     "llava": Multimodal("llama", LLAVA),
     "llava_next": Multimodal("llama", NEXT),
