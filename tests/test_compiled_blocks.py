@@ -78,6 +78,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_sparse_patterns(pattern):
     check(tiny("rotary", num_layers=3, attention={"sparse": PATTERNS[pattern]}))
@@ -108,7 +109,7 @@ PARTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PARTS)
 def test_parts(name):
     graphs, changes = PARTS[name]

@@ -44,6 +44,7 @@ def test_what_their_texts_name_exists(notebook):
             assert option in known or option.startswith(prefixes), f"phasor {verb} has no {option}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_their_code_runs(request, notebook, tmp_path, monkeypatch):
     """Cell by cell in one namespace, as a kernel does; what they claim they assert."""

@@ -172,7 +172,7 @@ def check_logits(name: str, rows: int) -> None:
         assert buffers.cache.counts.tolist() == [n + 4 for n in real.sum(-1).tolist()]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("most", [16, 2])
 @pytest.mark.parametrize("name", MODELS)

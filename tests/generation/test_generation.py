@@ -25,6 +25,7 @@ PROMPTS = [[9], PROMPT, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [40, 41]]
 TOLERANCE = 1e-4  # float32, logits of order 1: the order of summation differs with and without a cache
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_greedy_is_the_likeliest_token_of_a_fresh_forward(scheme: str) -> None:
     model = speaker(scheme)

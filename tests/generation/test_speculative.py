@@ -55,7 +55,7 @@ def somewhat_like(model: Transformer, much: float) -> Transformer:
     return draft
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_greedy_with_a_draft_is_greedy(scheme: str, acceptance: list[tuple[int, int]]) -> None:
     model = speaker(scheme)

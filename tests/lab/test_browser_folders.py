@@ -57,6 +57,7 @@ def read_text(open_page, base, address="order", **options):
     return visit
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("width", "theme", "language"), QUICK, ids=str)
 def test_a_text_and_a_run_are_sound(open_page, lab_with_folders, width, theme, language):
     look = {"width": width, "theme": theme, "language": language}

@@ -40,7 +40,7 @@ FITTING = {
     ),
     "/api/runs/report": st.fixed_dictionaries({"folder": st.just(REPORT)}),
 }
-CASES = 1000 if os.environ.get("PHASOR_EXAMPLES") == "full" else 60
+CASES = 1000 if os.environ.get("PHASOR_EXAMPLES") == "full" else 30
 EACH = math.ceil(CASES / len(ENDPOINTS))
 
 

@@ -96,7 +96,7 @@ def test_on_a_phone_the_drawing_stands_above_the_controls(open_page, view):
     assert min(figures) < min(controls)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_headings_break_between_words(open_page, view, language):

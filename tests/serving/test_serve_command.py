@@ -85,6 +85,7 @@ def test_a_template_file_a_name_and_a_key(folder, tmp_path):
         assert answer.json()["usage"]["completion_tokens"] <= 5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

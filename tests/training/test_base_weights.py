@@ -67,6 +67,7 @@ ADAPTERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ADAPTERS)
 def test_training_is_that_over_the_dequantized_weights(request, tmp_path, case):
     kind, (fixture, lora) = case.partition(",")[0], ADAPTERS[case]

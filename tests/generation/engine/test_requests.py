@@ -25,6 +25,7 @@ def translator(position: str) -> Transformer:
     return model
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "t5", "rotary", "alibi"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3, "num_return_sequences": 3}])
 def test_encoder_decoders(position: str, options: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ def feed(model: phasor.Transformer, ids: Tensor, chunk: int, start: int = 0, max
         return torch.cat([model(x, positions=p if start else None, cache=cache) for x, p in parts], dim=1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fields", [{}, {"pairing": "adjacent", "rotary_dim": 4}], ids=["half", "adjacent"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_stream_past_the_span_equals_the_formula_in_float64(

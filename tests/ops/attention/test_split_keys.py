@@ -54,6 +54,7 @@ def run(*args):
         return attention(*args)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("target", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SHAPES)

@@ -267,7 +267,7 @@ def plain_loss(model, batch, smoothing, z_loss):
     return ((each + z_loss * z) * batch.weights).sum() / batch.weights.sum()
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("form", ["at once", *FORMS])
 @pytest.mark.parametrize("changes", HEADS.values(), ids=HEADS)
 def test_the_loss_of_every_head_is_the_plain_one(changes, form, monkeypatch):

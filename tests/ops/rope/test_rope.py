@@ -368,7 +368,7 @@ SAMPLES = {
 class TestModels:
     """Logits and all gradients are those of the reference, with this many launches in two layers."""
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("name", SAMPLES)
     def test_logits_and_gradients(self, name, launches):
         config, count = SAMPLES[name]
@@ -446,7 +446,7 @@ NOT_TAKEN = {
 
 
 class TestChoice:
-    @pytest.mark.sample(10)
+    @pytest.mark.sample(5)
     @pytest.mark.parametrize("name", [n for n, scheme in SCHEMES.items() if isinstance(scheme, phasor.RotaryConfig)])
     def test_the_kernel_is_taken_unless_a_sentence_says_why_not(self, name, launches):
         model, ids = build(tiny(name, num_layers=1)), tokens(2, COUNT)

@@ -99,6 +99,7 @@ def layer(kind, x, logits, scale, up_bias, down_bias, top_k, normalize):
     return routing.combine(hidden * hidden, down_bias)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biases"])
 @pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "softmax"])
 @pytest.mark.parametrize(("count", "experts", "top_k", "dim"), SMALL_SIZES)
