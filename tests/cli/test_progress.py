@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from decoding import speaker
@@ -34,7 +35,7 @@ def test_a_terminal_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch)
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     now = iter(range(100))
-    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("phasor.cli.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
     display = LiveProgress()
     display.on_prepare("reading", 0, None)
     display.on_prepare("tokenizing", 500, 1000)
@@ -59,7 +60,7 @@ def test_a_bar_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> No
     for screen, expected in ((Terminal(), ["20 %", "40 %, 1:00 left", "100 %"]), (io.StringIO(), ["40 %, 1:00 left"])):
         monkeypatch.setattr(sys, "stderr", screen)
         now = iter([0.0, 25.0, 45.0, 50.0])
-        monkeypatch.setattr("phasor.cli.output.time.monotonic", lambda now=now: next(now))
+        monkeypatch.setattr("phasor.cli.output.time", SimpleNamespace(monotonic=lambda now=now: next(now)))
         bar = Bar("evaluating")
         for done in (20, 40, 100):
             bar(done, 100)
@@ -69,7 +70,7 @@ def test_a_bar_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_terminal_is_not_written_to_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("phasor.cli.progress.time.monotonic", lambda: 5.0)
+    monkeypatch.setattr("phasor.cli.progress.time", SimpleNamespace(monotonic=lambda: 5.0))
     display = LiveProgress()
     for step in range(1, 201):
         display.on_step(report(step))

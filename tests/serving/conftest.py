@@ -72,13 +72,13 @@ def model():
     return small_model()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(model):
     with running(model) as (address, engine):
         yield address, engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server):
     with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0) as client:
         yield client
