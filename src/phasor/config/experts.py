@@ -59,7 +59,7 @@ class ExpertsConfig(Config):
         """Why kernels do not choose these experts; None where they do: by the softmax of the logits alone."""
         if self.scores != "softmax":
             return f"{self.scores} scores of experts have no kernel"
-        if self.normalize_eps:
+        if self.normalize and self.normalize_eps:
             return "a normalization that adds to the sum of weights has no kernel"
         if self.correction:
             return "a correction of the choice of experts has no kernel"

@@ -12,7 +12,7 @@ from phasor.kv_cache.paged import PagedKVCache
 from phasor.transformer import Transformer
 
 TILE = 8  # rows of a decoding call of a deterministic engine
-WINDOW = 8  # chunks that begun rows have to read, so that there are rows of similar lengths for a call
+LOOKAHEAD = 8  # chunks that begun rows have to read, so that there are rows of similar lengths for a call
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Scheduler:
     def __init__(self, cache: PagedKVCache, chunk: int, *, deterministic: bool, share_prefixes: bool) -> None:
         self.cache, self.chunk, self.deterministic, self.share_prefixes = cache, chunk, deterministic, share_prefixes
         self.multiple = math.lcm(chunk, cache.page_size) if deterministic else 1
-        self.window = chunk if deterministic else WINDOW * chunk
+        self.lookahead = chunk if deterministic else LOOKAHEAD * chunk
         config = cache.config
         has_experts = any(config.layer(i).feedforward.experts is not None for i in range(config.num_layers))
         self.tile = 1 if has_experts else TILE
@@ -56,11 +56,11 @@ class Scheduler:
         self.set_back = 0  # how often a row was
 
     def admit(self) -> None:
-        """Begin waiting rows while there is room for them, and as long as others leave some of the window to read."""
+        """Begin waiting rows while there is room for them, and as long as the others have less than the lookahead to read."""
         if not self.waiting:
             return
         reading = sum(row.pending for row in self.running if self.reads_prompt(row))
-        while self.waiting and self.cache.free and reading < self.window:
+        while self.waiting and self.cache.free and reading < self.lookahead:
             row, handle = self.waiting[0], self.waiting[0].handle
             if row.launched is not None:  # it was set back before its last token was read
                 return

@@ -243,11 +243,8 @@ GLU_LINEAR = Dispatch(
         inner=lambda x, weight, activation: GLU.explain(x, activation),
     ),
 )
-FUSED_GLU_AND_PRODUCT = Path(
-    "Triton kernel, recomputed in the backward pass", glu_and_product_op, glu_and_product_why_not
-)
 GLU_AND_PRODUCT = Dispatch(
-    FUSED_GLU_AND_PRODUCT,
+    Path("Triton kernel, recomputed in the backward pass", glu_and_product_op, glu_and_product_why_not),
     Path(
         "gated activation, then product",
         glu_then_product,
