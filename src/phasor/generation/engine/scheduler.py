@@ -56,7 +56,7 @@ class Scheduler:
         self.set_back = 0  # how often a row was
 
     def admit(self) -> None:
-        """Begin waiting rows while there is room for them, and as long as the others have less than the lookahead to read."""
+        """Begin waiting rows while there is room for them and the others have less than the lookahead to read."""
         if not self.waiting:
             return
         reading = sum(row.pending for row in self.running if self.reads_prompt(row))
