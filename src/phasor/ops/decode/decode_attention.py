@@ -26,6 +26,7 @@ from phasor.ops.rope.kernels import cos_sin
 
 MAX_SPLITS = 32  # of a row's keys
 TARGET_PROGRAMS = 264  # how many keep a large GPU busy
+COMBINED = 16384  # numbers of partial results that a program has in registers
 LOG2_E = 1.4426950408889634
 
 
@@ -101,6 +102,14 @@ def attend_tile(
     return online_softmax(scores, v, acc, l_i, m_i, MAY_BE_EMPTY=False)
 
 
+@triton.jit
+def load_stats(stats_ptr, first_part, split, head, used_splits, GROUP_SIZE: tl.constexpr):
+    """The largest scores and the sums of splits, for the heads of a group."""
+    mask, ptrs = (split < used_splits) & (head < GROUP_SIZE), stats_ptr + (first_part + split * GROUP_SIZE + head) * 2
+    m = tl.load(ptrs, mask=mask, other=-1e30, cache_modifier=".cg")
+    return m, tl.load(ptrs + 1, mask=mask, other=0.0, cache_modifier=".cg")
+
+
 @triton.jit(do_not_specialize=["num_splits"])
 def decode_attention_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, pages_ptr, stride_pages, lengths_ptr,
@@ -111,9 +120,12 @@ def decode_attention_kernel(
     PAGE_SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, BLOCK_PARTS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries."""
+    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries; BLOCK_PARTS splits are combined at a
+    time.
+    """
     pdl_start_next(USE_PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_kv_heads = tl.num_programs(1)
@@ -244,17 +256,22 @@ def decode_attention_kernel(
         if tl.atomic_add(arrived_ptr + row * num_kv_heads + kv_head, 1, sem="acq_rel") == used_splits - 1:
             tl.store(arrived_ptr + row * num_kv_heads + kv_head, 0)
             offs_s, offs_g = tl.arange(0, BLOCK_SPLITS)[:, None], tl.arange(0, BLOCK_G)[None, :]
-            part_mask = (offs_s < used_splits) & (offs_g < GROUP_SIZE)
-            parts = first_head * num_splits + offs_s * GROUP_SIZE + offs_g
-            m_parts = tl.load(partial_stats_ptr + parts * 2, mask=part_mask, other=-1e30, cache_modifier=".cg")
-            weight = tl.exp2(m_parts - tl.max(m_parts, axis=0)[None, :])
-            l_parts = tl.load(partial_stats_ptr + parts * 2 + 1, mask=part_mask, other=0.0, cache_modifier=".cg")
-            weight = weight / tl.sum(l_parts * weight, axis=0)[None, :]
-            acc_mask = part_mask[:, :, None] & (d < HEAD_DIM)[None, None, :]
-            acc_ptrs = partial_acc_ptr + parts[:, :, None] * HEAD_DIM + d[None, None, :]
-            acc_parts = tl.load(acc_ptrs, mask=acc_mask, other=0.0, cache_modifier=".cg") * weight[:, :, None]
+            first_part = first_head * num_splits
+            m_parts, l_parts = load_stats(partial_stats_ptr, first_part, offs_s, offs_g, used_splits, GROUP_SIZE)
+            last_m = tl.max(m_parts, axis=0)
+            total = tl.sum(l_parts * tl.exp2(m_parts - last_m[None, :]), axis=0)
+            combined_acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+            for start in tl.range(0, used_splits, BLOCK_PARTS):
+                offs_p = start + tl.arange(0, BLOCK_PARTS)[:, None]
+                m_parts, _ = load_stats(partial_stats_ptr, first_part, offs_p, offs_g, used_splits, GROUP_SIZE)
+                weight = tl.exp2(m_parts - last_m[None, :]) / total[None, :]
+                parts = first_part + offs_p * GROUP_SIZE + offs_g
+                acc_mask = ((offs_p < used_splits) & (offs_g < GROUP_SIZE))[:, :, None] & (d < HEAD_DIM)[None, None, :]
+                acc_ptrs = partial_acc_ptr + parts[:, :, None] * HEAD_DIM + d[None, None, :]
+                acc_parts = tl.load(acc_ptrs, mask=acc_mask, other=0.0, cache_modifier=".cg")
+                combined_acc += tl.sum(acc_parts * weight[:, :, None], axis=0)
             group_head = tl.arange(0, BLOCK_G)[:, None]
-            combined = tl.sum(acc_parts, axis=0).to(out_ptr.dtype.element_ty)
+            combined = combined_acc.to(out_ptr.dtype.element_ty)
             combined_mask = (group_head < GROUP_SIZE) & (offs_d < HEAD_DIM)
             tl.store(out_ptr + (first_head + group_head) * HEAD_DIM + offs_d, combined, mask=combined_mask)
 
@@ -313,15 +330,16 @@ def decode_attention(
     stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
     increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
     bias_strides = (0, 0, 0) if bias is None else (stride_or_0(bias, 0), bias.stride(1), bias.stride(2))
+    block_g, block_d = triton.next_power_of_2(group_size), max(16, triton.next_power_of_2(head_dim))
+    block_splits = triton.next_power_of_2(workspace.splits)
     decode_attention_kernel[(splits, num_kv_heads, rows)](
         qkv, k_cache, v_cache, pages, stride_pages, lengths, positions, increments, factor,
         q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
         bias, *bias_strides,
         workspace.acc, workspace.stats, workspace.arrived, out, num_slots, ring_size, sink_tokens, window, splits,
         PAGE_SIZE=page_size, GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
-        BLOCK_G=triton.next_power_of_2(group_size), BLOCK_M=max(16, triton.next_power_of_2(group_size)),
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_N=tiles.block_n,
-        BLOCK_SPLITS=triton.next_power_of_2(workspace.splits), NUM_STAGES=tiles.num_stages,
+        BLOCK_G=block_g, BLOCK_M=max(16, block_g), BLOCK_D=block_d, BLOCK_N=tiles.block_n, BLOCK_SPLITS=block_splits,
+        BLOCK_PARTS=min(block_splits, max(1, COMBINED // (block_g * block_d))), NUM_STAGES=tiles.num_stages,
         PREFETCH=workspace.splits > 1, USE_PDL=pdl, num_warps=tiles.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     return out

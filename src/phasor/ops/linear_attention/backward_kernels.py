@@ -50,12 +50,13 @@ def dz_kernel(q_ptr, k_ptr, do_ptr, g_ptr, beta_ptr, starts_ptr, inverse_ptr, dz
 
 
 @triton.jit(do_not_specialize=["num_tokens", "segment_chunks"])
-def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz_ptr, dstates_ptr, dstate_ptr,
+def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, from_state_ptr, to_end_ptr, kept_ptr, dfinal_ptr, dz_ptr, dstates_ptr,
+                  dstate_ptr,
                   num_tokens, num_heads, group_size, segment_chunks, stride_qb, stride_qh, stride_qt,
                   stride_kb, stride_kh, stride_kt, stride_dob, stride_doh, stride_dot,
                   KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-                  CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_DFINAL: tl.constexpr,
-                  HAS_STATES: tl.constexpr, IS_DELTA: tl.constexpr):  # fmt: skip
+                  CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_DFINAL: tl.constexpr, HAS_STATES: tl.constexpr,
+                  IS_DELTA: tl.constexpr):  # fmt: skip
     """The gradient of the state before each segment of chunks, from the one after it on.
 
     With HAS_STATES that of the state after each chunk is stored, and `dz` gets its share of it.
@@ -79,9 +80,9 @@ def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz
     if IS_DELTA:
         w_ptr += (row * num_tokens + first) * KEY_DIM
     dz_ptr += (row * num_tokens + first) * VALUE_DIM
-    g_ptr += row * num_tokens + first
-    if HAS_STARTS:
-        starts_ptr += batch * num_tokens + first
+    from_state_ptr += row * num_tokens + first
+    to_end_ptr += row * num_tokens + first
+    kept_ptr += row * num_chunks + last_chunk
     if HAS_STATES:
         dstates_ptr += (row * num_chunks + last_chunk) * KEY_DIM * VALUE_DIM
     tokens = num_tokens - first
@@ -89,7 +90,8 @@ def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz
         if HAS_STATES:
             store_tile(dstates_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, dstate)
             dstates_ptr -= KEY_DIM * VALUE_DIM
-        _, _, _, from_state, to_end, kept = running_decay(g_ptr, starts_ptr, offs_m, tokens, HAS_STARTS)
+        from_state, to_end = load_gate(from_state_ptr, offs_m, tokens), load_gate(to_end_ptr, offs_m, tokens)
+        kept = tl.load(kept_ptr)
         k = load_tile(k_ptr, stride_kt, tokens, KEY_DIM, offs_m, offs_k)
         dz = load_tile(dz_ptr, VALUE_DIM, tokens, VALUE_DIM, offs_m, offs_v).to(tl.float32)
         dz += tl.dot(k, dstate.to(k.dtype), input_precision=PRECISION) * to_end[:, None]
@@ -107,9 +109,9 @@ def dstate_kernel(q_ptr, k_ptr, do_ptr, w_ptr, g_ptr, starts_ptr, dfinal_ptr, dz
         k_ptr -= CHUNK * stride_kt
         do_ptr -= CHUNK * stride_dot
         dz_ptr -= CHUNK * VALUE_DIM
-        g_ptr -= CHUNK
-        if HAS_STARTS:
-            starts_ptr -= CHUNK
+        from_state_ptr -= CHUNK
+        to_end_ptr -= CHUNK
+        kept_ptr -= 1
         tokens += CHUNK
     store_tile(dstate_ptr + segment * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, dstate)
 

@@ -1,5 +1,7 @@
 """The forward kernels of linear attention: chunks by themselves, the state from chunk to chunk, then the outputs.
 
+What walks from chunk to chunk does little in each: the decays of all chunks are computed before it.
+
 Internal tensors are contiguous: `[B * H, T, ...]` for tokens, `[B * H, chunks, key_dim, value_dim]` for states.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -17,6 +19,22 @@ from phasor.ops.linear_attention.chunk_tiles import (
     running_decay,
     store_tile,
 )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def decay_kernel(g_ptr, starts_ptr, from_state_ptr, to_end_ptr, kept_ptr, num_tokens, num_heads,
+                 CHUNK: tl.constexpr, HAS_STARTS: tl.constexpr):  # fmt: skip
+    """The decays of a chunk: of the state before it until each token, of what each token wrote until the chunk's end
+    `[B * H, T]`, and of the state over all of it `[B * H, chunks]`.
+    """
+    row, first = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * CHUNK
+    tokens, token, offs_m = num_tokens - first, row * num_tokens + first, tl.arange(0, CHUNK)
+    if HAS_STARTS:
+        starts_ptr += row // num_heads * num_tokens + first
+    _, _, _, from_state, to_end, kept = running_decay(g_ptr + token, starts_ptr, offs_m, tokens, HAS_STARTS)
+    tl.store(from_state_ptr + token + offs_m, from_state, mask=offs_m < tokens)
+    tl.store(to_end_ptr + token + offs_m, to_end, mask=offs_m < tokens)
+    tl.store(kept_ptr + row * tl.num_programs(0) + tl.program_id(0), kept)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -54,12 +72,12 @@ def solve_kernel(k_ptr, v_ptr, g_ptr, beta_ptr, starts_ptr, inverse_ptr, w_ptr, 
 
 
 @triton.jit(do_not_specialize=["num_tokens", "segment_chunks"])
-def state_kernel(k_ptr, z_ptr, w_ptr, g_ptr, starts_ptr, state_ptr, states_ptr, final_ptr,
+def state_kernel(k_ptr, z_ptr, w_ptr, to_end_ptr, kept_ptr, state_ptr, states_ptr, final_ptr,
                  num_tokens, num_heads, group_size, segment_chunks,
                  stride_kb, stride_kh, stride_kt, stride_zb, stride_zh, stride_zt,
                  KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-                 CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_STATE: tl.constexpr,
-                 HAS_STATES: tl.constexpr, IS_DELTA: tl.constexpr, IS_TRANSITION: tl.constexpr):  # fmt: skip
+                 CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_STATE: tl.constexpr, HAS_STATES: tl.constexpr,
+                 IS_DELTA: tl.constexpr, IS_TRANSITION: tl.constexpr):  # fmt: skip
     """The state after each segment of chunks, from the one before it on.
 
     With HAS_STATES the state before each chunk is stored, and `z`, for the delta rule `u`, is replaced by what tokens
@@ -80,13 +98,12 @@ def state_kernel(k_ptr, z_ptr, w_ptr, g_ptr, starts_ptr, state_ptr, states_ptr, 
     first_chunk = tl.program_id(2).to(tl.int64) * segment_chunks
     first = first_chunk * CHUNK
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh + first * stride_kt
-    g_ptr += row * num_tokens + first
+    to_end_ptr += row * num_tokens + first
+    kept_ptr += row * num_chunks + first_chunk
     if not IS_TRANSITION:
         z_ptr += batch * stride_zb + head * stride_zh + first * stride_zt
     if IS_DELTA:
         w_ptr += (row * num_tokens + first) * KEY_DIM
-    if HAS_STARTS:
-        starts_ptr += batch * num_tokens + first
     if HAS_STATES:
         states_ptr += (row * num_chunks + first_chunk) * KEY_DIM * VALUE_DIM
     tokens = num_tokens - first
@@ -94,7 +111,7 @@ def state_kernel(k_ptr, z_ptr, w_ptr, g_ptr, starts_ptr, state_ptr, states_ptr, 
         if HAS_STATES:
             store_tile(states_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, state)
             states_ptr += KEY_DIM * VALUE_DIM
-        _, _, _, _, to_end, kept = running_decay(g_ptr, starts_ptr, offs_m, tokens, HAS_STARTS)
+        to_end, kept = load_gate(to_end_ptr, offs_m, tokens), tl.load(kept_ptr)
         k = load_tile(k_ptr, stride_kt, tokens, KEY_DIM, offs_m, offs_k)
         z = tl.zeros([CHUNK, BLOCK_V], tl.float32)
         if not IS_TRANSITION:
@@ -110,9 +127,8 @@ def state_kernel(k_ptr, z_ptr, w_ptr, g_ptr, starts_ptr, state_ptr, states_ptr, 
         z = (z * to_end[:, None]).to(k.dtype)
         state = tl.dot(tl.trans(k), z, acc=state * kept, input_precision=PRECISION)
         k_ptr += CHUNK * stride_kt
-        g_ptr += CHUNK
-        if HAS_STARTS:
-            starts_ptr += CHUNK
+        to_end_ptr += CHUNK
+        kept_ptr += 1
         tokens -= CHUNK
     store_tile(final_ptr + segment * KEY_DIM * VALUE_DIM, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v, state)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2, stride_or_0
 from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
 from phasor.ops.linear_attention.chunked import CHUNK
-from phasor.ops.linear_attention.forward_kernels import output_kernel, solve_kernel, state_kernel
+from phasor.ops.linear_attention.forward_kernels import decay_kernel, output_kernel, solve_kernel, state_kernel
 
 MIN_TILE = 16  # features: the least that tensor cores multiply
 # Few heads carry their states through a long row on few of a GPU's processors. Segments of it are then walked at the
@@ -21,6 +22,7 @@ MIN_SEGMENTS, MAX_SEGMENTS = 4, 8
 SEGMENT_BLOCK = 64  # value features of a program
 BUSY_PROGRAMS = 256  # about what a GPU runs at the same time
 
+launch_decay = KernelLauncher(decay_kernel)
 launch_solve = KernelLauncher(solve_kernel)
 launch_state = KernelLauncher(state_kernel)
 launch_output = KernelLauncher(output_kernel)
@@ -41,14 +43,18 @@ class ChunkLayout:
         self.scalars: dict[str, Any] = {
             "num_tokens": self.tokens, "num_heads": heads, "group_size": self.group_size, "KEY_DIM": self.key_dim,
             "VALUE_DIM": self.value_dim, "CHUNK": CHUNK, "PRECISION": "ieee" if self.is_float32 else "tf32",
-            "HAS_STARTS": args.starts is not None,
         }  # fmt: skip
+        self.has_starts = args.starts is not None
 
     def options(self, num_warps: int, num_stages: int, **blocks: int) -> dict[str, Any]:
         """The scalars, with the tiles and options of a launch; float32 takes twice the registers and shared memory."""
         if self.is_float32:
             num_warps, num_stages = 8, 1
         return {**self.scalars, **blocks, "num_warps": num_warps, "num_stages": num_stages}
+
+    def chunk_options(self, num_warps: int, num_stages: int, **blocks: int) -> dict[str, Any]:
+        """The same for a kernel that computes chunks by themselves, decays included."""
+        return self.options(num_warps, num_stages, **blocks) | {"HAS_STARTS": self.has_starts}
 
     def num_segments(self) -> int:
         """Into how many segments of chunks the pass of the state is cut."""
@@ -84,9 +90,37 @@ def for_kernels(args: LinearAttentionArgs) -> LinearAttentionArgs:
     )  # fmt: skip
 
 
+class ChunkDecays(NamedTuple):
+    """The decays of all chunks, as `decay_kernel` computes them."""
+
+    from_state: Tensor
+    to_end: Tensor
+    kept: Tensor
+
+    def kept_over(self, segments: int) -> Tensor:
+        """The decay of a state over each segment of chunks, `[B, H, segments]`."""
+        chunks = self.kept.shape[-1]
+        size = cdiv(chunks, segments)
+        return F.pad(self.kept, (0, size * segments - chunks), value=1.0).unflatten(-1, (segments, size)).prod(-1)
+
+
+def chunk_decays(layout: ChunkLayout, args: LinearAttentionArgs) -> ChunkDecays:
+    """The decays that the passes of the state read."""
+    from_state, to_end = (args.v.new_empty(args.log_decay.shape, dtype=torch.float32) for _ in range(2))
+    kept = from_state.new_empty(layout.batch, layout.heads, layout.chunks)
+    launch_decay(
+        args.v, {"g_ptr": args.log_decay, "starts_ptr": args.starts, "from_state_ptr": from_state,
+                 "to_end_ptr": to_end, "kept_ptr": kept},
+        (layout.chunks, layout.rows), num_tokens=layout.tokens, num_heads=layout.heads, CHUNK=CHUNK,
+        HAS_STARTS=layout.has_starts, num_warps=1,
+    )  # fmt: skip
+    return ChunkDecays(from_state, to_end, kept)
+
+
 def walk_states(
     layout: ChunkLayout,
     args: LinearAttentionArgs,
+    decays: ChunkDecays,
     written: Tensor,
     w: Tensor | None,
     begin: Tensor | None = None,
@@ -101,7 +135,7 @@ def walk_states(
     shape = layout.batch, layout.heads, segments, layout.key_dim, layout.value_dim
     final = args.v.new_empty(shape, dtype=torch.float32)
     launch_state(
-        args.v, {"k_ptr": args.k, "z_ptr": written, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
+        args.v, {"k_ptr": args.k, "z_ptr": written, "w_ptr": w, "to_end_ptr": decays.to_end, "kept_ptr": decays.kept,
                  "state_ptr": begin, "states_ptr": states, "final_ptr": final},
         (cdiv(layout.value_dim, options["BLOCK_V"]), layout.rows, segments), **strides(k=args.k, z=written),
         **options, HAS_STATE=begin is not None, HAS_STATES=states is not None, IS_TRANSITION=False,
@@ -109,15 +143,19 @@ def walk_states(
     return final
 
 
-def transitions(layout: ChunkLayout, args: LinearAttentionArgs, w: Tensor | None) -> Tensor:
-    """The matrix that each segment multiplies the state before it by, `[B, H, segments, key_dim, key_dim]`."""
+def transitions(layout: ChunkLayout, args: LinearAttentionArgs, decays: ChunkDecays, w: Tensor | None) -> Tensor:
+    """The matrix that each segment multiplies the state before it by, `[B, H, segments, key_dim, key_dim]`; for
+    retention a number, `[B, H, segments, 1, 1]`.
+    """
     segments = layout.num_segments()
+    if w is None:
+        return decays.kept_over(segments)[..., None, None]
     block = min(layout.key_tile, SEGMENT_BLOCK)
     shape = layout.batch, layout.heads, segments, layout.key_dim, layout.key_dim
     final = args.v.new_empty(shape, dtype=torch.float32)
     options = layout.state_options(segments) | {"VALUE_DIM": layout.key_dim, "BLOCK_V": block}
     launch_state(
-        args.v, {"k_ptr": args.k, "z_ptr": None, "w_ptr": w, "g_ptr": args.log_decay, "starts_ptr": args.starts,
+        args.v, {"k_ptr": args.k, "z_ptr": None, "w_ptr": w, "to_end_ptr": decays.to_end, "kept_ptr": decays.kept,
                  "state_ptr": None, "states_ptr": None, "final_ptr": final},
         (cdiv(layout.key_dim, block), layout.rows, segments), **strides(k=args.k, z=args.k), **options,
         HAS_STATE=False, HAS_STATES=False, IS_TRANSITION=True,
@@ -128,6 +166,7 @@ def transitions(layout: ChunkLayout, args: LinearAttentionArgs, w: Tensor | None
 def walk_dstates(
     layout: ChunkLayout,
     args: LinearAttentionArgs,
+    decays: ChunkDecays,
     do: Tensor,
     w: Tensor | None,
     dz: Tensor,
@@ -143,9 +182,9 @@ def walk_dstates(
     shape = layout.batch, layout.heads, segments, layout.key_dim, layout.value_dim
     begin = args.v.new_empty(shape, dtype=torch.float32)
     launch_dstate(
-        args.v, {"q_ptr": args.q, "k_ptr": args.k, "do_ptr": do, "w_ptr": w, "g_ptr": args.log_decay,
-                 "starts_ptr": args.starts, "dfinal_ptr": contiguous(end), "dz_ptr": dz, "dstates_ptr": dstates,
-                 "dstate_ptr": begin},
+        args.v, {"q_ptr": args.q, "k_ptr": args.k, "do_ptr": do, "w_ptr": w, "from_state_ptr": decays.from_state,
+                 "to_end_ptr": decays.to_end, "kept_ptr": decays.kept,
+                 "dfinal_ptr": contiguous(end), "dz_ptr": dz, "dstates_ptr": dstates, "dstate_ptr": begin},
         (cdiv(layout.value_dim, options["BLOCK_V"]), layout.rows, segments), **strides(q=args.q, k=args.k, do=do),
         **options, HAS_DFINAL=end is not None, HAS_STATES=dstates is not None,
     )  # fmt: skip
@@ -169,26 +208,26 @@ def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, 
             v, {"k_ptr": k, "v_ptr": v, "g_ptr": args.log_decay, "beta_ptr": args.strength, "starts_ptr": args.starts,
                 "inverse_ptr": inverse, "w_ptr": w, "u_ptr": z},
             (layout.chunks, layout.rows), **strides(k=k, v=v),
-            **layout.options(
+            **layout.chunk_options(
                 4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile), LOG2_CHUNK=CHUNK.bit_length() - 1
             ),
         )  # fmt: skip
     written = z if layout.is_delta else v
     states = v.new_empty(*tokens[:2], layout.chunks, *per_state)
-    segments, begin = layout.num_segments(), args.state
+    segments, begin, decays = layout.num_segments(), args.state, chunk_decays(layout, args)
     if segments > 1:
-        local, transition = walk_states(layout, args, written, w), transitions(layout, args, w)
-        begin = torch.empty_like(local)
+        local, transition = walk_states(layout, args, decays, written, w), transitions(layout, args, decays, w)
+        begin, carry = torch.empty_like(local), torch.matmul if layout.is_delta else torch.mul
         begin[:, :, 0] = 0.0 if args.state is None else args.state
         for i in range(segments - 1):
-            begin[:, :, i + 1] = local[:, :, i] + transition[:, :, i] @ begin[:, :, i]
-    final = walk_states(layout, args, written, w, begin, states)[:, :, -1].contiguous()
+            begin[:, :, i + 1] = local[:, :, i] + carry(transition[:, :, i], begin[:, :, i])
+    final = walk_states(layout, args, decays, written, w, begin, states)[:, :, -1].contiguous()
     out = v.new_empty(v.shape)
     block = min(128, layout.value_tile)
     launch_output(
         v, {"q_ptr": args.q, "k_ptr": k, "z_ptr": written, **gates, "states_ptr": states, "out_ptr": out},
         (cdiv(layout.value_dim, block), layout.chunks, layout.rows), **strides(q=args.q, k=k, z=written),
-        **layout.options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=block),
+        **layout.chunk_options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=block),
     )  # fmt: skip
     return out, final, inverse, z, states
 
@@ -207,16 +246,17 @@ def backward(
     launch_dz(
         v, {"q_ptr": q, "k_ptr": k, "do_ptr": do, **gates, "inverse_ptr": inverse, "dz_ptr": dz, "w_ptr": w},
         (layout.chunks, layout.rows), **strides(q=q, k=k, do=do), IS_DELTA=layout.is_delta,
-        **layout.options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile)),
+        **layout.chunk_options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile)),
     )  # fmt: skip
     dstates, segments, end = torch.empty_like(states), layout.num_segments(), dfinal
+    decays = chunk_decays(layout, args)
     if segments > 1:
-        local, transition = walk_dstates(layout, args, do, w, dz), transitions(layout, args, w)
-        end = torch.empty_like(local)
+        local, transition = walk_dstates(layout, args, decays, do, w, dz), transitions(layout, args, decays, w)
+        end, carry = torch.empty_like(local), torch.matmul if layout.is_delta else torch.mul
         end[:, :, -1] = 0.0 if dfinal is None else dfinal
         for i in reversed(range(1, segments)):
-            end[:, :, i - 1] = local[:, :, i] + transition[:, :, i].mT @ end[:, :, i]
-    dstate = walk_dstates(layout, args, do, w, dz, end, dstates)[:, :, 0].contiguous()
+            end[:, :, i - 1] = local[:, :, i] + carry(transition[:, :, i].mT, end[:, :, i])
+    dstate = walk_dstates(layout, args, decays, do, w, dz, end, dstates)[:, :, 0].contiguous()
     written, block = z if layout.is_delta else v, min(64, layout.key_tile)
     parts = cdiv(layout.key_dim, block)
     # Several heads add to the gradient of one key head.
@@ -230,7 +270,7 @@ def backward(
             "dv_ptr": dv, "dg_ptr": dg, "dbeta_ptr": dbeta},
         (parts, layout.chunks, layout.rows), **strides(q=q, k=k, v=v, z=written, do=do),
         stride_part=dg.stride(0), IS_DELTA=layout.is_delta,
-        **layout.options(8, 2, BLOCK_K=block, BLOCK_V=min(64, layout.value_tile)),
+        **layout.chunk_options(8, 2, BLOCK_K=block, BLOCK_V=min(64, layout.value_tile)),
     )  # fmt: skip
     if layout.group_size > 1:
         dq, dk = (x.unflatten(1, (-1, layout.group_size)).sum(2).to(v.dtype) for x in (dq, dk))
