@@ -123,8 +123,8 @@ def decode_attention_kernel(
     BLOCK_SPLITS: tl.constexpr, BLOCK_PARTS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries; BLOCK_PARTS splits are combined at a
-    time.
+    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries; BLOCK_PARTS splits are combined
+    at a time.
     """
     pdl_start_next(USE_PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
