@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import phasor
 from phasor.serving import app
+from phasor.serving.grammar import GrammarProcessor
 from phasor.serving.requests import RequestReader
 
 from .conftest import running, small_model
@@ -22,7 +23,13 @@ from .conftest import running, small_model
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 PLAIN = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-TWO = {"type": "regex", "regex": "ab"}
+
+
+def regex(text):
+    return {"type": "regex", "regex": text}
+
+
+TWO = regex("ab")
 ENDLESS = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}  # which no text fulfills
 
 
@@ -62,8 +69,12 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, {**PLAIN, "logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids below 261"),
         (COMPLETIONS, {**PLAIN, "stream_options": {}}, "stream_options", "set stream to true"),
         (COMPLETIONS, {**PLAIN, "response_format": {"type": "yaml"}}, "response_format", "not 'yaml'"),
-        (COMPLETIONS, {**PLAIN, "response_format": {"type": "regex", "regex": "("}}, "response_format", "understood"),
+        (COMPLETIONS, {**PLAIN, "response_format": regex("(")}, "response_format", "understood"),
         (COMPLETIONS, {**PLAIN, "response_format": ENDLESS}, "response_format", "understood"),
+        (COMPLETIONS, {**PLAIN, "response_format": regex("a{1000000}")}, "response_format", "too many expressions"),
+        (COMPLETIONS, {**PLAIN, "response_format": regex("((a{99}){99}){99}")}, "response_format", "too many expressi"),
+        (COMPLETIONS, {**PLAIN, "response_format": regex("a" * 500_000)}, "response_format", "up to 65,536"),
+        (COMPLETIONS, {**PLAIN, "response_format": regex("(" * 9000)}, "response_format", "unclosed group"),
         (COMPLETIONS, {**PLAIN, "response_format": TWO, "ignore_eos": True}, "ignore_eos", "leave out ignore_eos"),
         (COMPLETIONS, {**PLAIN, "response_format": TWO, "min_tokens": 3}, "min_tokens", "leave out ignore_eos and min"),
         (COMPLETIONS, {**PLAIN, "stream": True, "stream_options": {"x": 1}}, "stream_options", "of stream_options 'x'"),
@@ -94,8 +105,27 @@ def test_a_mistake_is_one_sentence_in_openais_form(server, path, body, param, wo
     assert words in error["message"]
     assert "Fields" not in error["message"]
     assert "\n" not in error["message"]
+    assert len(error["message"]) < 1000
     if param is not None:
         assert error["param"] == param
+
+
+def test_a_form_that_turns_out_too_large_while_a_reply_is_written_is_the_mistake_of_its_request(server, monkeypatch):
+    monkeypatch.setattr(GrammarProcessor, "read_a_token", lambda self: None)
+    body = {**PLAIN, "response_format": regex("a{1000000}")}
+    answer = post(server[0], COMPLETIONS, body)
+    assert answer.status_code == 400
+    streamed = post(server[0], COMPLETIONS, {**body, "stream": True}).text
+    for error in (answer.json()["error"], json.loads(streamed.splitlines()[-2][6:])["error"]):
+        assert (error["type"], error["param"]) == ("invalid_request_error", "response_format")
+        assert "too many expressions" in error["message"]
+
+
+def test_each_of_several_choices_keeps_the_form(server):
+    body = {"prompt": "A", "max_tokens": 9, "n": 8, "seed": 1, "response_format": regex("[0-9]{2}-[ab]+c|[xy]z")}
+    choices = post(server[0], COMPLETIONS, body).json()["choices"]
+    assert len({choice["text"] for choice in choices}) > 1
+    assert all(re.fullmatch("[0-9]{2}-[ab]+c|[xy]z|[0-9]{2}-[ab]{6}", choice["text"]) for choice in choices)
 
 
 def test_a_huge_body_is_refused(server):

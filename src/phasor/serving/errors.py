@@ -33,9 +33,11 @@ class RequestError(Exception):
 
 
 def failure(error: Exception) -> RequestError:
-    """What is said of an answer that failed while it was computed.
+    """What is said of an answer that failed while it was computed: what it says itself where its request is wrong.
 
     >>> failure(ValueError("logits are not finite")).status
     500
     """
+    if isinstance(error, RequestError):
+        return error
     return RequestError(f"the answer failed: {error}", 500, kind=FAILED)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phasor.config.schema import name_some, quote
+from phasor.config.schema import name_some, quote, shorten
 from phasor.distribution import missing_package
 from phasor.serving.errors import RequestError
 
 FORMS = ("text", "json_object", "json_schema", "regex")
 ANY_OBJECT = {"type": "object"}
+MOST_CHARACTERS = 1 << 16  # of a regular expression: ten thousand words
+MOST_EXPRESSIONS = 100_000  # in its automaton: a step of one that has them all takes tens of milliseconds
 
 
 def why_no_grammar() -> str | None:
@@ -34,27 +37,29 @@ class Grammars:
         self._prepared: Any = None
 
     def compile(self, form: Mapping[str, Any] | None) -> GrammarProcessor | None:
-        """The processor of the scores of one reply in a `response_format`; None where any text will do."""
+        """The processor of the scores of one reply in a `response_format`; None where any text will do.
+
+        Further replies to the same request take copies of it.
+        """
         source = read_form(form)
         if source is None:
             return None
         if (why := why_no_grammar()) is not None:
             raise RequestError(why, param="response_format")
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         name, text = source
+        limits = LLParserLimits(initial_lexer_fuel=MOST_EXPRESSIONS if name == "regex" else None)
         try:
             grammar = getattr(LLMatcher, f"grammar_from_{name}")(text)
-            wrong = LLMatcher.validate_grammar(grammar, self._tokenizer())
+            wrong = LLMatcher.validate_grammar(grammar, self._tokenizer(), limits=limits)
         except (ValueError, RuntimeError) as error:
             wrong = str(error)
         if wrong:
-            raise RequestError(f"response_format is not understood: {' '.join(wrong.split())}", param="response_format")
-        processor = GrammarProcessor(LLMatcher(self._tokenizer(), grammar), self._tokenizer().vocab_size)
-        try:
-            processor.next_tokens([])
-        except ValueError as error:  # of a form that no text has
-            raise RequestError(f"response_format is not understood: {error}", param="response_format") from None
+            raise not_understood(wrong)
+        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
+        processor = GrammarProcessor(matcher, self._tokenizer().vocab_size)
+        processor.copy().read_a_token()
         return processor
 
     def _tokenizer(self) -> Any:
@@ -82,8 +87,18 @@ class GrammarProcessor:
         # Its module for torch would load torch's compiler, for which all answers wait for seconds.
         from llguidance.numpy import allocate_token_bitmask
 
-        self.matcher, self.read = matcher, 0
+        self.matcher, self.vocab_size, self.read = matcher, vocab_size, 0
         self.mask = allocate_token_bitmask(1, vocab_size)
+
+    def copy(self) -> GrammarProcessor:
+        """The same for another reply, before the first token."""
+        return GrammarProcessor(self.matcher.deep_copy(), self.vocab_size)
+
+    def read_a_token(self) -> None:
+        """Find the tokens that may come first, and those after one of them: what is too large has failed by then."""
+        first = unpack(self.next_tokens([]), self.vocab_size).nonzero()
+        if not self.matcher.is_stopped():
+            self.next_tokens(first[0].tolist())
 
     def __call__(self, prompt: list[int], new: list[int], scores: Tensor) -> Tensor:
         allowed = unpack(self.next_tokens(new), len(scores)).to(scores.device)
@@ -97,8 +112,19 @@ class GrammarProcessor:
         self.read = len(new)
         fill_next_token_bitmask(self.matcher, self.mask)
         if self.matcher.is_error():
-            raise ValueError(f"no token fits it: {self.matcher.get_error().partition('<state>')[0].strip()}")
+            raise not_understood(f"no token fits it: {self.matcher.get_error().partition('<state>')[0]}")
         return torch.from_numpy(self.mask[0])
+
+
+def not_understood(reason: str) -> RequestError:
+    """What is said of a form that is wrong, that no text has, or that is too large.
+
+    >>> str(not_understood("invalid regex (ab:\\n    (ab\\n    ^\\nerror: unclosed group\\n"))
+    'response_format is not understood: unclosed group'
+    """
+    error = re.search(r"^error: (.+)$", reason, re.MULTILINE)  # of a regular expression, which is shown around it
+    sentence = shorten(" ".join(error[1].split() if error else reason.split()))
+    return RequestError(f"response_format is not understood: {sentence}", param="response_format")
 
 
 def unpack(mask: Tensor, count: int) -> Tensor:
@@ -133,6 +159,11 @@ def read_form(form: Mapping[str, Any] | None) -> tuple[str, str] | None:
         pattern = form.get("regex", form.get("pattern"))
         if not isinstance(pattern, str):
             raise RequestError("response_format.regex must be a regular expression", param="response_format")
+        if len(pattern) > MOST_CHARACTERS:
+            raise RequestError(
+                f"response_format.regex has {len(pattern):,} characters, and may have up to {MOST_CHARACTERS:,}",
+                param="response_format",
+            )
         return "regex", pattern
     raise RequestError(
         f"response_format.type must be one of {name_some(FORMS)}, not {quote(kind)}", param="response_format"

@@ -114,6 +114,7 @@ class RequestReader:
                 f"this server takes up to {self.most_rows} answers at once, and these are {len(prompts) * fields.n}",
                 param="n" if len(prompts) == 1 else "prompt",
             )
+        grammar = self.grammars.compile(fields.response_format)
         requests = []
         for prompt in prompts:
             length = self._check_length(fields, prompt, most)
@@ -121,7 +122,7 @@ class RequestReader:
                 own = options | length | {"prompt": prompt, "num_return_sequences": copies}
                 if fields.seed is not None:
                     own["seed"] = fields.seed + sample
-                processors = [bias, self.grammars.compile(fields.response_format)]
+                processors = [bias, grammar and grammar.copy()]
                 if any(processors):
                     own["logits_processor"] = chain([each for each in processors if each is not None])
                 requests.append(own)
