@@ -4,11 +4,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -61,6 +63,22 @@ def test_a_first_signal_finishes_answers_and_ends_with_0(folder):
         assert "a second signal ends at once" in process.stderr.read()
 
 
+def test_a_client_that_does_not_read_is_waited_for_so_long(folder):
+    with serving(folder, "--shutdown-timeout", "1") as (process, url):
+        body = json.dumps({"prompt": "Once", "max_tokens": 90_000, "ignore_eos": True, "stream": True})
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            while not httpx.get(f"{url}stats").json()["running"]:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 1
+        said = process.stderr.read()
+        assert "finished within 1 second;" in said
+        assert "1 connection closed before the end of the answer" in said
+        assert "Traceback" not in said
+
+
 def test_a_second_signal_ends_at_once(folder):
     with serving(folder) as (process, url):
         body = {"prompt": "Once", "max_tokens": 90_000, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -93,6 +111,7 @@ def test_a_template_file_a_name_and_a_key(folder, tmp_path):
         (("--pages", "0"), "pages must be an integer of at least 1, not 0"),
         (("--port", "99999"), "--port must be from 0 to 65535"),
         (("--template", "nothing.jinja"), "nothing.jinja"),
+        (("--shutdown-timeout", "-1"), "--shutdown-timeout must be an integer of at least 0, not -1"),
         (("--max-length", "0"), "--max-length must be an integer of at least 1"),
     ],
 )

@@ -37,6 +37,7 @@ SIZES = {
     "pages": ("pages of keys and values (default: what memory there is)", None),
     "page-size": ("tokens of a page (default: %(default)s)", 16),
     "prefill-chunk": ("tokens of a prompt that are read at a time (default: 512, on a GPU 4096)", None),
+    "shutdown-timeout": ("seconds that answers under way have at a first signal (default: %(default)s)", 120),
 }
 
 

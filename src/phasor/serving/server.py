@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,6 +15,7 @@ import uvicorn
 
 from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.config import Extension
+from phasor.config.schema import check_integer, plural
 from phasor.generation.engine import Engine
 from phasor.serving.app import Api, build_app
 from phasor.serving.embed import why_no_embeddings
@@ -23,13 +26,36 @@ INTERRUPTED = 1  # the exit code where answers under way were given up
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that a first signal lets end what it is doing, and a second one ends at once."""
+    """A server that a first signal lets end what it is doing, for some seconds, and a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, seconds: int) -> None:
+        super().__init__(config)
+        self.seconds, self.gave_up = seconds, False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             os._exit(INTERRUPTED)  # threads may be in the middle of a step
         self.should_exit = True
-        print("phasor serve: answers under way are finished; a second signal ends at once", file=sys.stderr, flush=True)
+        say(f"answers under way are finished within {plural(self.seconds, 'second')}; a second signal ends at once")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        limit = asyncio.get_running_loop().call_later(self.seconds, self.close_connections)
+        await super().shutdown(sockets)
+        limit.cancel()
+
+    def close_connections(self) -> None:
+        """Close what is still open, so that clients that do not read their answers are no longer waited for."""
+        connections = list(self.server_state.connections)
+        self.gave_up = bool(connections)
+        if connections:
+            say(f"{plural(len(connections), 'connection')} closed before the end of the answer")
+        for connection in connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+def say(message: str) -> None:
+    print(f"phasor serve: {message}", file=sys.stderr, flush=True)
 
 
 def serve(
@@ -48,6 +74,7 @@ def serve(
     prefill_chunk: int | None = None,
     deterministic: bool = False,
     extension: Extension | str | None = None,
+    shutdown_timeout: int = 120,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Answer requests over HTTP until SIGTERM or Ctrl-C: completions, replies to conversations, embeddings.
@@ -55,8 +82,10 @@ def serve(
     The interface is that of OpenAI's clients. `name` is what they call the model, by default its folder's. With an
     `api_key` every request has to bring it. `template` is the chat template, by default that of the model's folder.
     Prompt and new tokens may have `max_length` tokens, by default the model's. `max_rows` to `extension` are those of
-    `Engine`. `on_ready` is called with the address when the server listens.
+    `Engine`. Answers under way at a signal have `shutdown_timeout` seconds to end; where some are given up, the exit code
+    is 1. `on_ready` is called with the address when the server listens.
     """
+    check_integer("shutdown_timeout", shutdown_timeout, least=0)
     if (model.decoder is None or not model.config.has_logits) and (why := why_no_embeddings(model)) is not None:
         raise ValueError(f"there is nothing to serve: this model writes no text, and {why}")
     template = ChatTemplate.of(model) if template is None else template
@@ -78,7 +107,10 @@ def serve(
         if on_ready is not None:
             on_ready(address_of(host, server_socket.getsockname()[1]))
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
-        DrainingServer(config).run(sockets=[server_socket])
+        server = DrainingServer(config, shutdown_timeout)
+        server.run(sockets=[server_socket])
+    if server.gave_up:
+        sys.exit(INTERRUPTED)
 
 
 def name_of(model: Transformer) -> str:
