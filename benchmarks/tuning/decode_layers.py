@@ -151,7 +151,7 @@ class AttentionChain:
 def sweep_attention() -> None:
     """Microseconds of a layer's two projections with attention between them, by the tiles of keys and the context."""
     for batch in (1, 16):
-        used = decode_attention.choose_kv_tiles(max(2, decode_attention.TARGET_PROGRAMS // batch), 64, 2)
+        used = decode_attention.choose_kv_tiles(64, 2)
         for context in CONTEXTS:
             chain = AttentionChain(batch, context)
             alone = graph_us(partial(chain.run, attends=False)) / chain.layers

@@ -121,7 +121,7 @@ class PagedKVCache:
     def new_row(self, *, length: int | None = None, salt: bytes = b"") -> PagedRow:
         """An empty row, planned for a length where frequencies depend on it; there has to be a free one."""
         row = PagedRow(self.free.pop(), length, salt)
-        clear_rows(self.states, torch.tensor([row.number], device=self.device))
+        clear_rows(self.states, slice(row.number, row.number + 1))  # no tensor: a copy would wait for the device
         return row
 
     def fits(self, tokens: int | None) -> bool:

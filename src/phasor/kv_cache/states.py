@@ -22,8 +22,8 @@ def stored_dtype(kept: CachedTensor, activations: torch.dtype) -> torch.dtype:
     return torch.promote_types(declared, activations) if declared.is_floating_point else declared
 
 
-def clear_rows(states: States, rows: Tensor) -> None:
-    """Let rows, where True, begin with states of zero.
+def clear_rows(states: States, rows: Tensor | slice) -> None:
+    """Let rows, those of a slice or where True, begin with states of zero.
 
     >>> states = [{"state": torch.ones(2, 1)}]
     >>> clear_rows(states, torch.tensor([False, True]))

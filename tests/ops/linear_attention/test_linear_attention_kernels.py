@@ -15,6 +15,9 @@ from phasor.ops.linear_attention import (
     retention,
     retention_ref,
 )
+from phasor.ops.linear_attention import (
+    arguments as kernel_arguments,
+)
 
 kernel_launch = pytest.importorskip("phasor.ops.linear_attention.kernel_launch")
 
@@ -30,7 +33,8 @@ PAIRS = [(gated_delta, gated_delta_ref), (retention, retention_ref)]
 def short_chunks(monkeypatch, request):
     """Chunks of sixteen tokens, so that a few dozen are several; not in tests that use `full_chunks`."""
     if "full_chunks" not in request.fixturenames:
-        monkeypatch.setattr(kernel_launch, "CHUNK", 16)
+        for name in ("DELTA_CHUNK", "RETENTION_CHUNK"):
+            monkeypatch.setattr(kernel_arguments, name, 16)
 
 
 @pytest.fixture

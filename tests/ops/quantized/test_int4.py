@@ -109,7 +109,7 @@ MODELS = {
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
-    monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
+    monkeypatch.setattr(gemv, "MAX_GEMV_ROWS_QUANTIZED", {torch.float32: most})
     model = build(tiny("rotary", dim=64, hidden_dim=96, num_layers=1, **MODELS[name]))
     model, ids = phasor.quantize(model, bits=4), tokens(rows, 9)
     assert model.decoder.blocks[0].attention.qkv.weight.dtype == torch.uint8

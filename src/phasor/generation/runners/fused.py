@@ -1,8 +1,8 @@
 """The fused step runner: five kernels per layer for one token per row, for decoders with RMS norms before sub-layers.
 
-Up to 16 rows (64 in bfloat16 with quantized weights) every projection is a GEMV kernel that reads its weights once:
-norm and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows
-the projections are GEMMs of torch, and the kernels do what lies between them. Where heads keep a state, the kernel of
+For one row (up to 64 in bfloat16 with quantized weights) every projection is a kernel that reads its weights once: norm
+and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows the
+projections are GEMMs of torch, and the kernels do what lies between them. Where heads keep a state, the kernel of
 the projection convolves too, and that of attention goes on from the state and normalizes and gates the result. A
 mixture of experts reads the experts in use alone, and is two kernels more, the router and its choice; none more for a
 single row and a small router.
@@ -200,9 +200,8 @@ class FusedStep:
         self.lm_head: Any = lm_head_argmax
         self.norm_forward: Any = norm_forward
         linears = linears_of(stack)
-        small = dtype == torch.bfloat16 and linears and all(isinstance(part, QuantizedLinear) for part in linears)
-        most = gemv.MAX_GEMV_ROWS_QUANTIZED if small else gemv.MAX_GEMV_ROWS
-        self.few = rows == 1 or (rows <= most and dtype != torch.float16)  # whose range is too small
+        quantized = linears and all(isinstance(part, QuantizedLinear) for part in linears)
+        self.few = rows <= (gemv.MAX_GEMV_ROWS_QUANTIZED.get(dtype, 1) if quantized else gemv.MAX_GEMV_ROWS)
         self.pdl = supports_pdl(device)
         self.buffers, self.cache = buffers, buffers.cache
         self.positions = self.cache.next_positions.view(-1)
@@ -359,7 +358,7 @@ class FusedStep:
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""
-        if not self.few:
+        if not self.few or (len(x) > self.kernels.MAX_GEMV_ROWS and isinstance(self.table, Tensor)):
             logits = self.head(self.normalize(x, self.norm), self.embedding.table)
             self.buffers.store_argmax(logits)
             self.cache.commit()

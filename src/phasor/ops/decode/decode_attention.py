@@ -40,18 +40,16 @@ class KVTiles(NamedTuple):
 
 # For heads of 64 features of 16 bits. Larger ones have fewer keys in a tile: where keys are split among programs, one
 # holds the keys and values of its first tile in registers while it waits.
-TILES, LARGE_UNSPLIT_TILES = KVTiles(128, 4, 2), KVTiles(64, 4, 3)
+TILES = KVTiles(128, 4, 3)
 
 
-def choose_kv_tiles(splits: int, head_dim: int, element_size: int) -> KVTiles:
-    """The tiles for keys that are split among up to `splits` programs.
+def choose_kv_tiles(head_dim: int, element_size: int) -> KVTiles:
+    """The tiles for keys of a width.
 
-    >>> choose_kv_tiles(32, 64, 2).block_n // choose_kv_tiles(32, 128, 2).block_n
+    >>> choose_kv_tiles(64, 2).block_n // choose_kv_tiles(128, 2).block_n
     2
     """
     times = max(1, triton.next_power_of_2(head_dim) * element_size // 128)
-    if splits == 1 and times > 1:
-        return LARGE_UNSPLIT_TILES
     return TILES._replace(block_n=max(16, TILES.block_n // times))
 
 
@@ -263,8 +261,8 @@ def decode_attention_kernel(
             combined_acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
             for start in tl.range(0, used_splits, BLOCK_PARTS):
                 offs_p = start + tl.arange(0, BLOCK_PARTS)[:, None]
-                m_parts, _ = load_stats(partial_stats_ptr, first_part, offs_p, offs_g, used_splits, GROUP_SIZE)
-                weight = tl.exp2(m_parts - last_m[None, :]) / total[None, :]
+                m_share, _ = load_stats(partial_stats_ptr, first_part, offs_p, offs_g, used_splits, GROUP_SIZE)
+                weight = tl.exp2(m_share - last_m[None, :]) / total[None, :]
                 parts = first_part + offs_p * GROUP_SIZE + offs_g
                 acc_mask = ((offs_p < used_splits) & (offs_g < GROUP_SIZE))[:, :, None] & (d < HEAD_DIM)[None, None, :]
                 acc_ptrs = partial_acc_ptr + parts[:, :, None] * HEAD_DIM + d[None, None, :]
@@ -324,7 +322,7 @@ def decode_attention(
         page_size, num_slots, stride_pages = num_slots, num_slots * pages.shape[1], pages.stride(0)
         ring_size = num_slots - triton.cdiv(sink_tokens, page_size) * page_size
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
-    tiles = tiles or choose_kv_tiles(workspace.splits, head_dim, k_cache.element_size())
+    tiles = tiles or choose_kv_tiles(head_dim, k_cache.element_size())
     splits = max(1, min(workspace.splits, triton.cdiv(num_slots, tiles.block_n)))
     q_norm, k_norm, offset, eps = qk_norm or (None, None, 0.0, 0.0)
     stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))

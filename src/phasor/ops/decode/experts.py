@@ -23,7 +23,12 @@ from phasor.ops.pdl import pdl_launch, pdl_wait
 
 TARGET_PROGRAMS = 264  # how many keep a large GPU busy
 MAX_GROUPS = 8  # of experts that a program of the last kernel takes one after the other
-ONE_ROW_TILES, TILES = Tiles(32, 128, 4), Tiles(32, 128, 4, 3)
+ONE_ROW_TILES, TILES = Tiles(32, 128, 4), Tiles(64, 64, 4, 4)
+
+
+def choose_expert_tiles(rows: int) -> Tiles:
+    """The tiles of an expert's matrices."""
+    return ONE_ROW_TILES if rows == 1 else TILES
 
 
 @triton.jit
@@ -218,10 +223,11 @@ class ExpertsWorkspace:
         self.weights = torch.empty(rows, count, device=device)
         self.active = torch.empty(self.slots, dtype=torch.int32, device=device)
         self.hidden = torch.empty(self.slots, rows, hidden, dtype=dtype, device=device)
-        tiles = triton.cdiv(dim, TILES.block_n)
+        block_n, block_k = choose_expert_tiles(rows)[:2]
+        tiles = triton.cdiv(dim, block_n)
         self.groups = min(self.slots, MAX_GROUPS)
-        splits = max(1, min(TARGET_PROGRAMS // (tiles * self.groups), hidden // (2 * TILES.block_k)))
-        self.share = triton.cdiv(triton.cdiv(hidden, splits), TILES.block_k) * TILES.block_k
+        splits = max(1, min(TARGET_PROGRAMS // (tiles * self.groups), hidden // (2 * block_k)))
+        self.share = triton.cdiv(triton.cdiv(hidden, splits), block_k) * block_k
         self.splits = triton.cdiv(hidden, self.share)
         self.partial = torch.empty(self.groups * self.splits, rows, dim, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
@@ -246,7 +252,7 @@ def experts(
     rows, dim = x.shape
     count, hidden, _ = experts.down.shape
     space, slots = workspace, workspace.slots
-    tiles = ONE_ROW_TILES if rows == 1 else TILES
+    tiles = choose_expert_tiles(rows)
     block_m = 1 if rows == 1 else max(16, triton.next_power_of_2(rows))
     common = {"BLOCK_M": block_m, "BLOCK_N": tiles.block_n, "NUM_STAGES": tiles.num_stages, "USE_PDL": pdl}
     block_k = tiles.block_k * 2 // x.element_size() if rows > 1 else tiles.block_k  # tiles in flight fit into memory

@@ -17,8 +17,9 @@ from phasor.ops.decode.tiles import Tiles, choose_tiles
 from phasor.ops.pdl import pdl_launch
 from phasor.ops.quantized import Int4Matrix, Matrix
 
-MAX_GEMV_ROWS = 16  # for more rows a matrix multiplication of torch is faster
-MAX_GEMV_ROWS_QUANTIZED = 64  # for quantized weights and bfloat16 rows: torch would have to convert the weights first
+MAX_GEMV_ROWS = 1  # for more rows a matrix multiplication of torch is faster
+# Torch would have to convert quantized weights first. The range of float16 is too small for several rows.
+MAX_GEMV_ROWS_QUANTIZED = {torch.bfloat16: 64, torch.float32: 16}
 
 
 @triton.jit

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+DELTA_CHUNK, RETENTION_CHUNK = 64, 128  # tokens; the delta rule solves a system in each chunk
+MAX_KEY_DIM_LONG_CHUNK = 128  # features of a key: tiles of long chunks with more do not fit into shared memory
 
 
 class LinearAttentionArgs(NamedTuple):
@@ -20,3 +24,9 @@ class LinearAttentionArgs(NamedTuple):
     strength: Tensor | None
     state: Tensor | None
     starts: Tensor | None
+
+    @property
+    def chunk(self) -> int:
+        """The tokens that kernels compute by matrix products, and for which the backward pass keeps one state."""
+        fits = self.v.dtype != torch.float32 and self.k.shape[-1] <= MAX_KEY_DIM_LONG_CHUNK
+        return RETENTION_CHUNK if self.strength is None and fits else DELTA_CHUNK

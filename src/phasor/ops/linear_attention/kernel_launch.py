@@ -11,7 +11,6 @@ from torch import Tensor
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2, stride_or_0
 from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
-from phasor.ops.linear_attention.chunked import CHUNK
 from phasor.ops.linear_attention.forward_kernels import decay_kernel, output_kernel, solve_kernel, state_kernel
 
 MIN_TILE = 16  # features: the least that tensor cores multiply
@@ -37,12 +36,13 @@ class ChunkLayout:
     def __init__(self, args: LinearAttentionArgs) -> None:
         (self.batch, key_heads, self.tokens, self.key_dim), (heads, self.value_dim) = args.k.shape, args.v.shape[1::2]
         self.heads, self.group_size, self.rows = heads, heads // key_heads, self.batch * heads
-        self.chunks = cdiv(self.tokens, CHUNK)
+        self.chunk = args.chunk
+        self.chunks = cdiv(self.tokens, self.chunk)
         self.is_delta, self.is_float32 = args.strength is not None, args.v.dtype == torch.float32
         self.key_tile, self.value_tile = (max(MIN_TILE, next_power_of_2(n)) for n in (self.key_dim, self.value_dim))
         self.scalars: dict[str, Any] = {
             "num_tokens": self.tokens, "num_heads": heads, "group_size": self.group_size, "KEY_DIM": self.key_dim,
-            "VALUE_DIM": self.value_dim, "CHUNK": CHUNK, "PRECISION": "ieee" if self.is_float32 else "tf32",
+            "VALUE_DIM": self.value_dim, "CHUNK": self.chunk, "PRECISION": "ieee" if self.is_float32 else "tf32",
         }  # fmt: skip
         self.has_starts = args.starts is not None
 
@@ -111,7 +111,7 @@ def chunk_decays(layout: ChunkLayout, args: LinearAttentionArgs) -> ChunkDecays:
     launch_decay(
         args.v, {"g_ptr": args.log_decay, "starts_ptr": args.starts, "from_state_ptr": from_state,
                  "to_end_ptr": to_end, "kept_ptr": kept},
-        (layout.chunks, layout.rows), num_tokens=layout.tokens, num_heads=layout.heads, CHUNK=CHUNK,
+        (layout.chunks, layout.rows), num_tokens=layout.tokens, num_heads=layout.heads, CHUNK=layout.chunk,
         HAS_STARTS=layout.has_starts, num_warps=1,
     )  # fmt: skip
     return ChunkDecays(from_state, to_end, kept)
@@ -192,7 +192,7 @@ def walk_dstates(
 
 
 def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, the last state, and what the backward pass needs: the inverses of the chunks' systems `[B, H, T, CHUNK]`
+    """Outputs, the last state, and what the backward pass needs: the inverses of the chunks' systems `[B, H, T, chunk]`
     and what tokens wrote `[B, H, T, value_dim]`, both empty for retention, and the state before each chunk.
     """
     args = for_kernels(args)
@@ -202,15 +202,14 @@ def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     gates = {"g_ptr": args.log_decay, "starts_ptr": args.starts}
     inverse, z, w = v.new_empty(0), v.new_empty(0), None
     if layout.is_delta:
-        inverse, z = v.new_empty(*tokens, CHUNK), v.new_empty(*tokens, layout.value_dim)
+        inverse, z = v.new_empty(*tokens, layout.chunk), v.new_empty(*tokens, layout.value_dim)
         w = v.new_empty(*tokens, layout.key_dim)
         launch_solve(
             v, {"k_ptr": k, "v_ptr": v, "g_ptr": args.log_decay, "beta_ptr": args.strength, "starts_ptr": args.starts,
                 "inverse_ptr": inverse, "w_ptr": w, "u_ptr": z},
             (layout.chunks, layout.rows), **strides(k=k, v=v),
-            **layout.chunk_options(
-                4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile), LOG2_CHUNK=CHUNK.bit_length() - 1
-            ),
+            **layout.chunk_options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=min(64, layout.value_tile)),
+            LOG2_CHUNK=layout.chunk.bit_length() - 1,
         )  # fmt: skip
     written = z if layout.is_delta else v
     states = v.new_empty(*tokens[:2], layout.chunks, *per_state)

@@ -10,7 +10,6 @@ from torch import Tensor
 from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import needs_grad, triton_why_not
 from phasor.ops.linear_attention.arguments import LinearAttentionArgs
-from phasor.ops.linear_attention.chunked import CHUNK
 
 MAX_KEY_DIM = 256  # all features of keys are in one tile
 
@@ -67,9 +66,9 @@ def _(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     return (
         v.new_empty(shape),
         v.new_empty(*shape[:2], *per_state, dtype=torch.float32),
-        v.new_empty((*shape[:3], CHUNK) if is_delta else 0),
+        v.new_empty((*shape[:3], args.chunk) if is_delta else 0),
         v.new_empty(shape if is_delta else 0),
-        v.new_empty(*shape[:2], -(-shape[2] // CHUNK), *per_state),
+        v.new_empty(*shape[:2], -(-shape[2] // args.chunk), *per_state),
     )
 
 
