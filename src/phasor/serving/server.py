@@ -82,8 +82,8 @@ def serve(
     The interface is that of OpenAI's clients. `name` is what they call the model, by default its folder's. With an
     `api_key` every request has to bring it. `template` is the chat template, by default that of the model's folder.
     Prompt and new tokens may have `max_length` tokens, by default the model's. `max_rows` to `extension` are those of
-    `Engine`. Answers under way at a signal have `shutdown_timeout` seconds to end; where some are given up, the exit code
-    is 1. `on_ready` is called with the address when the server listens.
+    `Engine`. Answers under way at a signal have `shutdown_timeout` seconds to end; where some are given up, the exit
+    code is 1. `on_ready` is called with the address when the server listens.
     """
     check_integer("shutdown_timeout", shutdown_timeout, least=0)
     if (model.decoder is None or not model.config.has_logits) and (why := why_no_embeddings(model)) is not None:
