@@ -24,6 +24,8 @@ from phasor.kv_cache.paged import PagedKVCache, round_up
 from phasor.kv_cache.static_paged import StaticPagedKVCache, new_choices
 from phasor.transformer import Transformer
 
+ROW_STEP = 32  # rows: matrix products of many rows take time by their number
+
 
 @dataclass(frozen=True, eq=False)
 class LaunchedStep:
@@ -69,7 +71,7 @@ class ModelGraphs:
 
 
 class GraphSteps:
-    """The graphs of the models of an engine: numbers of rows and of pages are rounded up to powers of two."""
+    """The graphs of the models of an engine: numbers of rows and of pages are rounded up, so that there are few."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self.cache = cache
@@ -111,7 +113,7 @@ class GraphSteps:
         """Begin the step that reads the last token of each row of a batch; None where it has to run eagerly."""
         cached = [row.cached for row in batch.rows if row.cached is not None]
         most = max(row.count for row in cached) // self.cache.page_size + 1
-        rows, blocks = min(round_up(len(cached)), self.cache.max_rows), max(FIRST_WIDTH, round_up(most))
+        rows, blocks = min(round_up_rows(len(cached)), self.cache.max_rows), max(FIRST_WIDTH, round_up(most))
         runner = self.runner(batch.model, rows, blocks)
         if runner is None:
             return None
@@ -140,6 +142,15 @@ class GraphSteps:
         graphs.chosen.view(torch.int64)[0, own] = tokens
         graphs.chosen[1, own] = logits.gather(1, tokens[:, None])[:, 0]
         return LaunchedStep(ended, logits, *to_host(graphs.chosen), first=own.start)
+
+
+def round_up_rows(count: int) -> int:
+    """A power of two, or a multiple of `ROW_STEP`.
+
+    >>> [round_up_rows(count) for count in (1, 3, 33, 65, 129)]
+    [1, 4, 64, 96, 160]
+    """
+    return round_up(count) if count <= 2 * ROW_STEP else -(-count // ROW_STEP) * ROW_STEP
 
 
 def is_plain(row: EngineRow) -> bool:
