@@ -84,7 +84,7 @@ def test_the_same_bits_beside_longer_sources() -> None:
 
 def test_the_same_bits_after_being_set_back() -> None:
     model, prompts = speaker("rotary"), requests(5, 12)
-    with Engine(model, **SIZES | {"pages": 14, "page_size": 4}) as engine:
+    with Engine(model, **SIZES | {"pages": 13, "page_size": 4}) as engine:
         handles = [engine.submit(prompt, **OPTIONS) for prompt in prompts]
         found = [bits(handle.result()) for handle in handles]
         assert engine.stats().set_back > 0

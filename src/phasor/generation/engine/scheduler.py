@@ -12,7 +12,7 @@ from phasor.kv_cache.paged import PagedKVCache
 from phasor.transformer import Transformer
 
 TILE = 8  # rows of a decoding call of a deterministic engine
-LOOKAHEAD = 8  # chunks that begun rows have to read, so that there are rows of similar lengths for a call
+LOOKAHEAD = 8  # chunks that begun rows of one chunk have to read, so that calls find rows of similar lengths
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Scheduler:
     """Rows that wait, in the order in which they came, and those that run.
 
     A row is begun where there are pages for all it has to read. Where pages run out later, the row that began last is
-    set back: it waits at the front, and reads its prompt and its new tokens again. A deterministic scheduler makes
-    calls of sizes that depend on the row alone: its prompt in chunks that begin at multiples of `chunk`, by itself, and
-    each new token in a call of `TILE` rows that attend to as many pages, or by itself where experts would compute as
-    many of its tokens as are sent to them.
+    set back: it waits at the front, and reads its prompt and its new tokens again. Prompts are read in the order in
+    which they came, but a longer one than a chunk takes turns with the one that has least to read. A deterministic
+    scheduler makes calls of sizes that depend on the row alone: its prompt in chunks that begin at multiples of
+    `chunk`, by itself, and each new token in a call of `TILE` rows that attend to as many pages, or by itself where
+    experts would compute as many of its tokens as are sent to them.
     """
 
     def __init__(self, cache: PagedKVCache, chunk: int, *, deterministic: bool, share_prefixes: bool) -> None:
@@ -54,13 +55,17 @@ class Scheduler:
         self.waiting: deque[EngineRow] = deque()
         self.running: list[EngineRow] = []  # the one that began first is first
         self.set_back = 0  # how often a row was
+        self.last_first: EngineRow | None = None  # the row for which the last prompts were chosen
 
     def admit(self) -> None:
-        """Begin waiting rows while there is room for them and the others have less than the lookahead to read."""
+        """Begin waiting rows while there is room for them and the others have less than the lookahead to read.
+
+        Those that take turns, being longer than a chunk, are not counted.
+        """
         if not self.waiting:
             return
-        reading = sum(row.pending for row in self.running if self.reads_prompt(row))
-        while self.waiting and self.cache.free and reading < self.lookahead:
+        to_read = [row.pending for row in self.running if self.reads_prompt(row)]
+        while self.waiting and self.cache.free and sum(n for n in to_read if n <= self.chunk) < self.lookahead:
             row, handle = self.waiting[0], self.waiting[0].handle
             if row.launched is not None:  # it was set back before its last token was read
                 return
@@ -69,20 +74,33 @@ class Scheduler:
             row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
             self.find_prefix(row)
             # What the others are reading, and a page for the next tokens of each of them.
-            spare = -(-reading // self.cache.page_size) + len(self.running)
+            spare = -(-sum(to_read) // self.cache.page_size) + len(self.running)
             if not self.cache.room_for(row.cached, row.pending, spare) and self.running:
                 self.cache.release(row.cached)
                 row.cached = None
                 return
             self.running.append(self.waiting.popleft())
-            reading += row.pending
+            to_read.append(row.pending)
 
     def find_prefix(self, row: EngineRow) -> None:
         """Let a row that has read nothing begin with what others have read."""
-        if self.share_prefixes and row.cached is not None and row.count == 0:
+        if self.share_prefixes and row.cached is not None and row.count == 0 and not self.waits_for_prefix(row):
             found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
             if row.index == 0 and not row.state.new:  # further samples find what this one has read
                 row.handle.cached_tokens = found
+
+    def waits_for_prefix(self, row: EngineRow) -> bool:
+        """Whether a row, which has read nothing, begins with what another one is reading next."""
+        if not self.share_prefixes or row.count:
+            return False
+        multiple, own = math.lcm(self.multiple, self.cache.page_size), self.shareable(row)
+        for other in self.running:
+            if other.count and self.reads_prompt(other) and other.handle.salt == row.handle.salt:
+                stop = (other.count // multiple + 1) * multiple
+                text = self.shareable(other)
+                if len(own) > stop <= len(text) and own[stop - 1] == text[stop - 1] and own[:stop] == text[:stop]:
+                    return True
+        return False
 
     def shareable(self, row: EngineRow) -> list[int]:
         """The tokens whose keys and values are the same bits for all rows that begin with them."""
@@ -116,6 +134,8 @@ class Scheduler:
     def end(self, row: EngineRow, *, clear: bool = False) -> None:
         """Free what a row holds; `clear` where it may hold what is not a number."""
         row.ended = True
+        if row is self.last_first:
+            self.last_first = None
         if row.cached is None:
             if row in self.waiting:
                 self.waiting.remove(row)
@@ -134,20 +154,24 @@ class Scheduler:
         """Calls that read prompts, of about `chunk` tokens together; each is run before the next is asked for."""
         budget = self.chunk
         rows = [row for row in self.running if self.reads_prompt(row)]
-        while rows and budget > 0:
-            for row in rows:
+        while budget > 0 and (ready := [row for row in rows if not self.waits_for_prefix(row)]):
+            for row in ready:
                 self.find_prefix(row)
-            batch = self.next_prompts(rows)
+            self.last_first = self.next_row(ready)
+            batch = self.next_prompts(self.last_first, ready)
             rows = [row for row in rows if row not in batch.rows]
             budget -= max(batch.new) * len(batch.rows)
             yield from self.reserve(batch)
 
-    def next_prompts(self, rows: list[EngineRow]) -> EngineBatch:
-        """The next tokens of the first row, and of those that have about as many to read: all are padded to the most.
+    def next_row(self, rows: list[EngineRow]) -> EngineRow:
+        """The oldest row; after a chunk of that the one that has least to read, so that it need not wait for all."""
+        return min(rows, key=lambda row: row.pending) if rows[0] is self.last_first else rows[0]
+
+    def next_prompts(self, first: EngineRow, rows: list[EngineRow]) -> EngineBatch:
+        """The next tokens of a row, and of those that have about as many to read: all are padded to the most.
 
         A deterministic call reads those of one row.
         """
-        first = rows[0]
         if self.deterministic:
             most = self.chunk - first.count % self.chunk
             return EngineBatch([first], [min(most, len(first.state.prompt) - first.count)])
@@ -158,7 +182,7 @@ class Scheduler:
             if row.handle.request.model is model and row.needs_source == needs_source
         ]
         batch = EngineBatch([], [])
-        for new, row in sorted(alike, key=lambda each: abs(each[0] - about)):
+        for new, row in sorted(alike, key=lambda each: (each[1] is not first, abs(each[0] - about))):
             if batch.rows and max(*batch.new, new) * (len(batch.rows) + 1) > self.chunk:
                 break
             batch.rows.append(row)
