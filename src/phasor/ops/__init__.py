@@ -28,8 +28,8 @@ Kernels share one legend of names:
 - `KEY_DIM VALUE_DIM` over split keys: the features of a key, those that are values too left out, and of a value
 - `CHUNK KEY_DIM VALUE_DIM` in linear attention: the tokens of a chunk, the features of a key and of a value, of which
   `BLOCK_K` and `BLOCK_V` are tiles; `IS_DELTA`: the delta rule or retention; `IS_TRANSITION`: tokens write nothing;
-  `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `g` a log decay, `beta` a strength, `z` what a token
-  writes
+  `LOG2_CHUNK PRECISION`: how chunks are inverted and multiplied; `PARTS`: the chunks for which there is one state; `g`
+  a log decay, `beta` a strength, `z` what a token writes
 - `GROUP GATES TAPS` in a step of linear attention: the columns of a key head among those of a projection and among
   gates, the taps of its convolution; `CONVOLVED`: the columns of a group that are convolved; `TIME`: where times begin
 - `USE_... IN_RANGE MAY_BE_EMPTY ONE_SIDED TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all

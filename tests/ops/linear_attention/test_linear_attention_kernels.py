@@ -94,6 +94,17 @@ def test_segments_at_the_same_time_equal_one_pass(operation, reference, starts, 
     check(operation, reference, arguments, torch.float32, SINGLE)
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("starts", [(), (20, 40, 66)])
+def test_outputs_of_several_parts_of_a_chunk(parts, starts, monkeypatch):
+    """Retention keeps a state for longer chunks than those whose outputs a program computes."""
+    monkeypatch.setattr(kernel_arguments, "RETENTION_CHUNK", 64)
+    monkeypatch.setattr(kernel_arguments, "LONG_CHUNK_DTYPES", (torch.float32,))
+    monkeypatch.setattr(kernel_launch, "OUTPUT_CHUNK", 64 // parts)
+    arguments = draw(150, batch=1, key_heads=1, heads=2, key_dim=16, value_dim=7, starts=starts)
+    check(retention, retention_ref, arguments, torch.float32, SINGLE)
+
+
 def test_kernels_with_decays_below_underflow():
     arguments = draw(20, batch=1, key_heads=1, heads=1, key_dim=16, value_dim=16, decay=50.0)
     arguments[3].data[..., 3], arguments[3].data[..., 9] = -1e5, -torch.inf

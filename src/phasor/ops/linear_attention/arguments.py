@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 DELTA_CHUNK, RETENTION_CHUNK = 64, 128  # tokens; the delta rule solves a system in each chunk
-MAX_KEY_DIM_LONG_CHUNK = 128  # features of a key: tiles of long chunks with more do not fit into shared memory
+# Tiles of long chunks with more features of a key, or in float32, do not fit into shared memory.
+MAX_KEY_DIM_LONG_CHUNK, LONG_CHUNK_DTYPES = 128, (torch.bfloat16,)
 
 
 class LinearAttentionArgs(NamedTuple):
@@ -28,5 +29,5 @@ class LinearAttentionArgs(NamedTuple):
     @property
     def chunk(self) -> int:
         """The tokens that kernels compute by matrix products, and for which the backward pass keeps one state."""
-        fits = self.v.dtype != torch.float32 and self.k.shape[-1] <= MAX_KEY_DIM_LONG_CHUNK
+        fits = self.v.dtype in LONG_CHUNK_DTYPES and self.k.shape[-1] <= MAX_KEY_DIM_LONG_CHUNK
         return RETENTION_CHUNK if self.strength is None and fits else DELTA_CHUNK

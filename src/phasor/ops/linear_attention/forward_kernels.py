@@ -138,8 +138,12 @@ def output_kernel(q_ptr, k_ptr, z_ptr, g_ptr, starts_ptr, states_ptr, out_ptr,
                   num_tokens, num_heads, group_size, stride_qb, stride_qh, stride_qt, stride_kb, stride_kh, stride_kt,
                   stride_zb, stride_zh, stride_zt,
                   KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-                  CHUNK: tl.constexpr, PRECISION: tl.constexpr, HAS_STARTS: tl.constexpr):  # fmt: skip
-    """Outputs of a chunk: what its queries read in the state before it, and in what its tokens up to theirs wrote."""
+                  CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+                  HAS_STARTS: tl.constexpr):  # fmt: skip
+    """Outputs of a chunk: what its queries read in the state before it, and in what its tokens up to theirs wrote.
+
+    There is a state for every PARTS chunks: to later ones of them it is that state and what the earlier ones wrote.
+    """
     row, first = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64) * CHUNK
     batch, head = row // num_heads, row % num_heads
     tokens, token = num_tokens - first, row * num_tokens + first
@@ -151,10 +155,23 @@ def output_kernel(q_ptr, k_ptr, z_ptr, g_ptr, starts_ptr, states_ptr, out_ptr,
     q_ptr += batch * stride_qb + (head // group_size) * stride_qh + first * stride_qt
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh + first * stride_kt
     z_ptr += batch * stride_zb + head * stride_zh + first * stride_zt
-    states_ptr += (row * tl.num_programs(1) + tl.program_id(1)) * KEY_DIM * VALUE_DIM
+    part, num_states = tl.program_id(1) % PARTS, tl.cdiv(tl.num_programs(1), PARTS)
+    states_ptr += (row * num_states + tl.program_id(1) // PARTS) * KEY_DIM * VALUE_DIM
     q = load_tile(q_ptr, stride_qt, tokens, KEY_DIM, offs_m, offs_k)
     state = load_tile(states_ptr, VALUE_DIM, KEY_DIM, VALUE_DIM, offs_k, offs_v)
-    acc = tl.dot(q, state, input_precision=PRECISION) * from_state[:, None]
+    acc = tl.dot(q, state, input_precision=PRECISION)
+    if PARTS > 1:
+        g_ptr += token
+        for back in range(part * CHUNK, 0, -CHUNK):
+            earlier_starts_ptr = starts_ptr
+            if HAS_STARTS:
+                earlier_starts_ptr = starts_ptr - back
+            _, _, _, _, to_end, kept = running_decay(g_ptr - back, earlier_starts_ptr, offs_m, CHUNK, HAS_STARTS)
+            k = load_tile(k_ptr - back * stride_kt, stride_kt, CHUNK, KEY_DIM, offs_m, offs_k)
+            z = load_tile(z_ptr - back * stride_zt, stride_zt, CHUNK, VALUE_DIM, offs_m, offs_v)
+            p = tl.dot(q, tl.trans(k), input_precision=PRECISION) * to_end[None, :]
+            acc = tl.dot(p.to(z.dtype), z, acc=acc * kept, input_precision=PRECISION)
+    acc *= from_state[:, None]
     k = load_tile(k_ptr, stride_kt, tokens, KEY_DIM, offs_m, offs_k)
     p = tl.dot(q, tl.trans(k), input_precision=PRECISION) * pair_decay(high, low, documents, offs_m, HAS_STARTS)
     z = load_tile(z_ptr, stride_zt, tokens, VALUE_DIM, offs_m, offs_v)

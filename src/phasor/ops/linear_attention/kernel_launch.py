@@ -19,6 +19,7 @@ MIN_TILE = 16  # features: the least that tensor cores multiply
 SEGMENT_CHUNKS = 96  # chunks, at least
 MIN_SEGMENTS, MAX_SEGMENTS = 4, 8
 SEGMENT_BLOCK = 64  # value features of a program
+OUTPUT_CHUNK = 64  # tokens of a program that computes outputs, of which a longer chunk has several parts
 BUSY_PROGRAMS = 256  # about what a GPU runs at the same time
 
 launch_decay = KernelLauncher(decay_kernel)
@@ -58,7 +59,8 @@ class ChunkLayout:
 
     def num_segments(self) -> int:
         """Into how many segments of chunks the pass of the state is cut."""
-        free = BUSY_PROGRAMS // (self.rows * cdiv(self.value_dim, SEGMENT_BLOCK))
+        busy = BUSY_PROGRAMS if self.is_delta else BUSY_PROGRAMS // 4  # a program of retention does less
+        free = busy // (self.rows * cdiv(self.value_dim, SEGMENT_BLOCK))
         count = min(MAX_SEGMENTS, free, self.chunks // SEGMENT_CHUNKS)
         return count if count >= MIN_SEGMENTS else 1
 
@@ -222,11 +224,12 @@ def forward(args: LinearAttentionArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, 
             begin[:, :, i + 1] = local[:, :, i] + carry(transition[:, :, i], begin[:, :, i])
     final = walk_states(layout, args, decays, written, w, begin, states)[:, :, -1].contiguous()
     out = v.new_empty(v.shape)
-    block = min(128, layout.value_tile)
+    block, chunk = min(128, layout.value_tile), min(layout.chunk, OUTPUT_CHUNK)
     launch_output(
         v, {"q_ptr": args.q, "k_ptr": k, "z_ptr": written, **gates, "states_ptr": states, "out_ptr": out},
-        (cdiv(layout.value_dim, block), layout.chunks, layout.rows), **strides(q=args.q, k=k, z=written),
-        **layout.chunk_options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=block),
+        (cdiv(layout.value_dim, block), cdiv(layout.tokens, chunk), layout.rows), **strides(q=args.q, k=k, z=written),
+        **layout.chunk_options(4, 2, BLOCK_K=layout.key_tile, BLOCK_V=block, CHUNK=chunk),
+        PARTS=layout.chunk // chunk,
     )  # fmt: skip
     return out, final, inverse, z, states
 
