@@ -89,8 +89,12 @@ class GraphSteps:
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
-            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen, model.config)
+            pages, chosen = (
+                StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen, model.config),
+                graphs.chosen.clone(),
+            )
             graphs.runners[rows, blocks] = self._capture(StepSpec(model, rows, pages=pages))
+            graphs.chosen.copy_(chosen)  # a step is run before it is captured, and chooses something
         return graphs.runners[rows, blocks]
 
     def _of(self, model: Transformer) -> ModelGraphs | None:

@@ -151,7 +151,9 @@ def output_kernel(q_ptr, k_ptr, z_ptr, g_ptr, starts_ptr, states_ptr, out_ptr,
     offs_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     if HAS_STARTS:
         starts_ptr += batch * num_tokens + first
-    high, low, documents, from_state, _, _ = running_decay(g_ptr + token, starts_ptr, offs_m, tokens, HAS_STARTS)
+    high, low, documents, from_state, to_end, kept = running_decay(
+        g_ptr + token, starts_ptr, offs_m, tokens, HAS_STARTS
+    )
     q_ptr += batch * stride_qb + (head // group_size) * stride_qh + first * stride_qt
     k_ptr += batch * stride_kb + (head // group_size) * stride_kh + first * stride_kt
     z_ptr += batch * stride_zb + head * stride_zh + first * stride_zt
