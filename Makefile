@@ -15,6 +15,9 @@ CONSTRAINTS ?= constraints.txt
 demo: .venv/ready
 	$(BIN)/phasor train
 
+# Processes of tests keep their bytecode, whatever the environment says: each would compile all of phasor again.
+test test-full test-gpu families: export PYTHONDONTWRITEBYTECODE =
+
 # A file's tests run in one process, so that what they share (trained models, servers, compiled code) is made once.
 test: .venv/ready lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"

@@ -4,10 +4,12 @@
 `PHASOR_TEST_DEVICE=cuda` runs tests on a GPU with compiled Triton kernels; tests marked `cpu_only` are skipped there.
 """
 
+import gc
 import os
 import random
 import warnings
 from collections import defaultdict
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -30,6 +32,10 @@ if ON_GPU:
     torch.set_default_device(DEVICE)
 else:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on the CPU; read when Triton is imported
+    if find_spec("triton") is not None:
+        from triton_interpreter import shorten
+
+        shorten()
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; read when huggingface_hub is imported
 
@@ -59,6 +65,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
     if PROFILE == "quick" and not ON_GPU and not any("::" in argument for argument in config.args):
         drop_cases(config, items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What collecting makes stays until the end: the garbage collector need not look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def drop_cases(config, items):
@@ -104,8 +121,14 @@ def chromium():
 
 @pytest.fixture(autouse=True)
 def fix_seed():
-    """The same random numbers in every test, whichever others ran before it."""
-    torch.manual_seed(0)
+    """The same random numbers in every test, whichever others ran before it.
+
+    `torch.manual_seed` also queues the seeds of devices that are not there, each with the traceback of its call.
+    """
+    if ON_GPU:
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +138,5 @@ def poison_memory():
     Torch does this itself in deterministic mode (`torch.utils.deterministic.fill_uninitialized_memory`), for
     `torch.empty`, `empty_like`, `new_empty` and `to_empty` alike. Ops without a deterministic form still run.
     """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    if not (torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()):
+        torch.use_deterministic_algorithms(True, warn_only=True)
