@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "phasor").rglob("*.py"))
 PYTHON = [*SOURCES, *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
 TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
-TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("src/phasor/recipes/*.yaml"))]
+RECIPES = sorted((ROOT / "src" / "phasor" / "recipes").glob("*.yaml"))
+TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *RECIPES]
 
 EACH = "row|token|layer|text|line|head|document|prompt|query|key|position|slot|step|scheme|family|verb|operation|page"
 RETIRED = {
