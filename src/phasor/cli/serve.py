@@ -36,7 +36,7 @@ SIZES = {
     "max-waiting": ("requests that may wait; further ones are refused with 429 (default: %(default)s)", 1024),
     "pages": ("pages of keys and values (default: what memory there is)", None),
     "page-size": ("tokens of a page (default: %(default)s)", 16),
-    "prefill-chunk": ("tokens of a prompt that are read at a time (default: 512, on a GPU 4096)", None),
+    "prefill-chunk": ("tokens of a prompt that are read at a time (default: 512, on a GPU 8192)", None),
     "shutdown-timeout": ("seconds that answers under way have at a first signal (default: %(default)s)", 120),
 }
 

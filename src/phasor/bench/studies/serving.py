@@ -64,7 +64,7 @@ class ServingSettings(Config):
             raise ValueError(f"share must be in (0, 1], not {self.share}")
 
 
-GPU = ServingSettings(prefill_chunk=4096, concurrency=(16, 64))
+GPU = ServingSettings(prefill_chunk=8192, concurrency=(16, 64))
 CPU = ServingSettings(
     requests=32,
     at_once=16,
@@ -106,6 +106,7 @@ def run(study: Study) -> None:
         model = Transformer(preset("llama-2", **sizes, max_length=settings.prompt[1] + settings.new[1])).eval()
     model = model.to(torch.bfloat16 if study.on_gpu else torch.float32)
     requests = draw_requests(settings, model.config.vocab_size)
+    study.say(f"checking {settings.checked} requests against generate")
     check(study, model, requests)
     study.result |= {
         "shape": sizes,

@@ -63,7 +63,7 @@ class Engine:
 
     Up to `max_rows` continuations run at once (16, or 256 on a GPU); their keys and values are in `pages` pages of
     `page_size` tokens. Up to `max_waiting` requests wait, and one more raises a `QueueFullError`. A prompt is read in
-    chunks of up to `prefill_chunk` tokens (512, or 4,096 on a GPU), beside the rows that decode. Prompts that begin
+    chunks of up to `prefill_chunk` tokens (512, or 8,192 on a GPU), beside the rows that decode. Prompts that begin
     alike share their pages, unless `share_prefixes` is False. With `deterministic` a request gets the same bits alone
     and among others.
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2, stride_or_0
-from phasor.ops.linear_attention.arguments import LinearAttentionArgs
+from phasor.ops.linear_attention.arguments import DELTA_CHUNK, LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
 from phasor.ops.linear_attention.forward_kernels import decay_kernel, output_kernel, solve_kernel, state_kernel
 
@@ -134,6 +134,8 @@ def walk_states(
     """
     segments = layout.num_segments()
     options = layout.state_options(segments)
+    if layout.chunk > DELTA_CHUNK:
+        options["num_warps"] = 8
     shape = layout.batch, layout.heads, segments, layout.key_dim, layout.value_dim
     final = args.v.new_empty(shape, dtype=torch.float32)
     launch_state(
