@@ -27,6 +27,7 @@ class Repository:
     files: dict[str, bytes]
     commit: str = "0123456789abcdef0123456789abcdef01234567"
     revisions: tuple[str, ...] = ("main",)
+    older: dict[str, Repository] = field(default_factory=dict)  # by commit, of which files are listed and not sent
 
     @classmethod
     def of_folder(cls, folder: Path) -> Repository:
@@ -121,6 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         if name in hub.gated and (hub.token is None or self.headers.get("Authorization") != f"Bearer {hub.token}"):
             return self.refuse(401, "GatedRepo")
         found = hub.repositories[name]
+        found = found.older.get(revision, found)
         if revision not in (*found.revisions, found.commit):
             return self.refuse(404, "RevisionNotFound")
         return found

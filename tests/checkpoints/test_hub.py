@@ -12,9 +12,10 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import safetensors.torch
 import torch
 from decoding import byte_tokenizer
-from hub_server import serve
+from hub_server import Repository, serve
 
 import phasor
 from phasor.adapters import add_adapter
@@ -148,8 +149,43 @@ def test_commands_take_a_name(hub, tiny, capsys):
         "64",
     ]
     assert main(["train", "--init-from", NAME, "--out", "run", *recipe]) == 0, capsys.readouterr().err
-    assert json.loads(Path("run", "recipe.json").read_text())["init_from"] == NAME
+    assert json.loads(Path("run", "recipe.json").read_text())["init_from"] == f"{NAME}@{hub.repositories[NAME].commit}"
     assert (phasor.load("mine").config, phasor.load("long").config.max_length) == (phasor.load(NAME).config, 8192)
+
+
+def move_branch(hub, repository):
+    """Another commit of the repository, with other weights."""
+    before = repository.commit
+    repository.older[before] = Repository(dict(repository.files), before)
+    repository.commit = before[::-1]
+    weights = safetensors.torch.load(repository.files["model.safetensors"])
+    repository.files["model.safetensors"] = safetensors.torch.save({name: 2 * x for name, x in weights.items()})
+    list_files.cache_clear()
+    return before
+
+
+def test_a_run_keeps_the_commit_of_its_base(hub, tiny, capsys):
+    Path("text.txt").write_text("some text\n" * 20)
+    data = ["--data.train", "text.txt", "--data.sequence_length", "16", "--train.batch_tokens", "64"]
+    first = ["train", "--init-from", NAME, "--lora.rank", "2", "--out", "run", *data]
+    assert main([*first, "--train.steps", "1"]) == 0, capsys.readouterr().err
+    commit = move_branch(hub, tiny)
+    assert main([*first, "--train.steps", "2", "--resume"]) == 0, capsys.readouterr().err
+    assert main(["train", "--resume", "--out", "run", "--train.steps", "3"]) == 0, capsys.readouterr().err
+    for file, kept in (("run/recipe.json", ["init_from"]), ("run/model/adapter.json", ["base", "folder"])):
+        found = json.loads(Path(file).read_text())
+        for name in kept:
+            found = found[name]
+        assert found == f"{NAME}@{commit}"
+    model = phasor.load("run/model")
+    assert torch.equal(model.tokens.weight, phasor.load(f"{NAME}@{commit}").tokens.weight)
+    assert not torch.equal(model.tokens.weight, phasor.load(NAME).tokens.weight)
+    phasor.save(model, "peft", format="peft")
+    config = json.loads(Path("peft", "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (NAME, commit)
+    assert torch.allclose(phasor.load("peft")(TOKENS), model(TOKENS), atol=1e-5)
+    assert main([*first, "--init-from", f"{NAME}@{tiny.commit}", "--train.steps", "4", "--resume"]) == 2
+    assert f"{NAME}@{commit}" in capsys.readouterr().err
 
 
 def test_a_tokenizer_by_name_is_fetched_alone(hub, tiny, folder):

@@ -21,6 +21,7 @@ Files = Literal["model", "config", "tokenizer"]  # what of a repository is neede
 MAIN = "main"
 NAME = re.compile(r"(?!.*(?:--|\.\.))(?:[A-Za-z0-9][A-Za-z0-9_.-]*/)?[A-Za-z0-9][A-Za-z0-9_.-]*(?<![.-])")
 REVISION = re.compile(r"(?!.*(?:\.\.|//))[A-Za-z0-9_][A-Za-z0-9_./+-]*(?<![./])")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 LONGEST = 96  # characters of a name, by the rules of the hub
 # What names a file, and no repository.
 SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".yaml", ".yml")
@@ -93,6 +94,15 @@ def resolve_folder(
             f"{path} has {len(found)} snapshots and no refs/main that names one: give the snapshot's folder"
         )
     return found[0]
+
+
+def pin_commit(folder: str) -> str:
+    """A name on the hub with the commit that its branch or tag stands for now; the path of a folder as it is."""
+    name = None if os.path.lexists(folder) else HubName.parse(folder)
+    if name is None:
+        return folder
+    commit = find_snapshot(name, "config").name
+    return str(HubName(name.name, commit)) if COMMIT.fullmatch(commit) else folder
 
 
 def find_snapshot(hub: HubName, files: Files, progress: Progress | None = None) -> Path:

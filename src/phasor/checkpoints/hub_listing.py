@@ -21,13 +21,12 @@ from phasor.checkpoints.folder import (
     WEIGHTS,
     index_of,
 )
-from phasor.checkpoints.hub import Files, HubName
+from phasor.checkpoints.hub import COMMIT, Files, HubName
 from phasor.config.schema import name_some, quote
 from phasor.distribution import __version__
 from phasor.manifest import MANIFEST
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 SETTINGS = re.compile(rf"{CONFIG}|{QUANTIZATION}|{MANIFEST}|{'|'.join(SENTENCE_FILES)}|\d+_\w+/{CONFIG}")
 TEXT = re.compile(rf"{'|'.join(map(re.escape, (CONFIG, SPECIAL, *TOKENIZER_FILES)))}|{TEMPLATES}/[\w.-]+\.jinja")
 

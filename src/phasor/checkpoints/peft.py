@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from torch import Tensor
 from phasor.adapters import Adapter, BaseModel, PartConfig, adapter_tensors, is_adapter_weight
 from phasor.checkpoints.adapter_folder import StoredAdapter
 from phasor.checkpoints.folder import PEFT_CONFIG, PEFT_WEIGHTS, read_json, write_json
+from phasor.checkpoints.hub import HubName
 from phasor.checkpoints.peft_factors import our_factors, their_factors
 from phasor.checkpoints.peft_names import INNER, PeftNames, Target
 from phasor.checkpoints.tensors import Tensors
@@ -32,13 +34,13 @@ FACTORS = re.compile(r"(.*)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lo
 READ = frozenset(
     """
     alpha_pattern base_model_name_or_path bias fan_in_fan_out init_lora_weights lora_alpha lora_dropout modules_to_save
-    peft_type r rank_pattern target_modules target_parameters use_dora use_rslora
+    peft_type r rank_pattern revision target_modules target_parameters use_dora use_rslora
     """.split()  # noqa: SIM905
 )
 UNUSED = frozenset(
     """
     auto_mapping corda_config eva_config exclude_modules inference_mode layers_pattern layers_to_transform
-    loftq_config lora_ga_config megatron_core peft_version qalora_group_size revision runtime_config task_type
+    loftq_config lora_ga_config megatron_core peft_version qalora_group_size runtime_config task_type
     """.split()  # noqa: SIM905
 )
 CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initializations that take something from the base
@@ -109,10 +111,24 @@ def read_peft(folder: Path) -> PeftAdapter:
     dropout = finite_number(config.get("lora_dropout") or 0.0, "lora_dropout", str(file))
     if not 0 <= dropout < 1:
         raise ValueError(f"{file}: lora_dropout must be in [0, 1), not {dropout}")
-    given = config.get("base_model_name_or_path")
-    base = BaseModel(folder=given, sha256="") if isinstance(given, str) and given else None
+    base = base_of(config)
     adapter = Adapter(kind, dropout, {}, base, peft=config)
     return PeftAdapter(folder, base, adapter, tensors)
+
+
+def base_of(config: Mapping[str, Any]) -> BaseModel | None:
+    """The base that an adapter_config.json names; of a name on the hub with its revision."""
+    given, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(given, str) or not given:
+        return None
+    name = hub_name(given)
+    pinned = given if name is None or not isinstance(revision, str) or not revision else f"{name.name}@{revision}"
+    return BaseModel(folder=pinned, sha256="")
+
+
+def hub_name(base: str | None) -> HubName | None:
+    """A base as a name on the hub; None where it is a folder."""
+    return None if base is None or os.path.lexists(base) else HubName.parse(base)
 
 
 def group_tensors(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
@@ -223,6 +239,8 @@ def describe(
     experts = {name.rpartition(".")[0] for name in parameters}
     modules = [name for name in ranks if name.removesuffix(INNER) not in experts]
     others = [key.rpartition(".")[0] for key in kept if key.rpartition(".")[0] not in ranks]
+    base = None if adapter.base is None else adapter.base.folder
+    on_hub = hub_name(base)
 
     def pattern(name: str) -> str:
         inner = len(parameters) == 1 or name.endswith(INNER)
@@ -231,7 +249,8 @@ def describe(
     return {
         "peft_type": "LORA",
         "task_type": task_type(model, bool(others)),
-        "base_model_name_or_path": None if adapter.base is None else adapter.base.folder,
+        "base_model_name_or_path": base if on_hub is None else on_hub.name,
+        "revision": None if on_hub is None else on_hub.revision,
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": adapter.dropout,

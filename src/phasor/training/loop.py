@@ -29,7 +29,15 @@ from phasor.training.follower import FollowerRunFolder, SilentProgress
 from phasor.training.loggers import Logger, loggers_of
 from phasor.training.progress import RunSummary, StepReport, TrainingProgress
 from phasor.training.result import Status, TrainingResult
-from phasor.training.resume import check_same, check_steps_left, comparable, fixed_fields, is_restarted, shared_state
+from phasor.training.resume import (
+    check_same,
+    check_steps_left,
+    comparable,
+    fixed_fields,
+    is_restarted,
+    pin_base,
+    shared_state,
+)
 from phasor.training.run import RunFolder, choose_run_folder
 from phasor.training.sharded import ShardedTrainer
 from phasor.training.signals import SharedStopSignal, StopSignal
@@ -91,6 +99,9 @@ def train(
     with join_processes(recipe.parallel, recipe.train.device, RESUME) as processes:
         if processes.restarts and is_restarted(recipe, processes):
             resume, overwrite = True, False
+        if recipe.init_from is not None:
+            base = pin_base(recipe, resume).init_from if processes.is_first else ""
+            recipe = recipe.replace(init_from=processes.from_first(base))
         return train_as(
             processes, recipe, resume, progress if processes.is_first else SilentProgress(), overwrite, dry_run, loggers
         )

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from phasor.checkpoints.hub import COMMIT, HubName, pin_commit
 from phasor.checkpoints.runs import MODEL, RunMarker
 from phasor.config import ModelConfig
 from phasor.config.recipe import Recipe
@@ -21,6 +22,23 @@ FIXED = ("seed", "batch_tokens", "gradient_accumulation_steps", "ema_decay")
 # What changes nothing where no step is left.
 OF_STEPS = ("max_grad_norm", "label_smoothing", "z_loss", "precision", "param_dtype")
 FREE_DATA = ("cache", "workers")
+
+
+def pin_base(recipe: Recipe, resume: bool) -> Recipe:
+    """The recipe with the commit of a model that `init_from` names on the hub: that with which a resumed run began."""
+    if recipe.init_from is None:
+        return recipe
+    marker = RunMarker.read(choose_run_folder(recipe, resume)) if resume else None
+    if marker is None:
+        return recipe.replace(init_from=pin_commit(recipe.init_from))
+    began = marker.recipe["init_from"]
+    return recipe.replace(init_from=began) if same_repository(recipe.init_from, began) else recipe
+
+
+def same_repository(given: str, began: str | None) -> bool:
+    """Whether a name on the hub, without a commit, is that of the repository with which a run began."""
+    name, before = (None if each is None or os.path.lexists(each) else HubName.parse(each) for each in (given, began))
+    return name is not None and before is not None and name.name == before.name and not COMMIT.fullmatch(name.revision)
 
 
 def is_restarted(recipe: Recipe, processes: Processes) -> bool:
