@@ -10,6 +10,8 @@ from schemes import build, tiny, tokens
 
 import phasor
 from phasor.config.parameters import parameters_of
+from phasor.nn.attention import base
+from phasor.nn.attention.latent import module as latent
 from phasor.nn.attention.latent.config import IndexerConfig, LatentAttentionConfig
 
 COUNT = 23
@@ -129,6 +131,26 @@ def test_latent_attention_equals_a_plain_computation(seed, indexed, kind):
     recorded = record.attention[0].transpose(1, 2)[real]
     assert (recorded - weights.transpose(1, 2)[real]).abs().max() < SAME
     assert (recorded.sum(-1) - 1).abs().max() < SAME
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_values_have_zeros_only_where_a_kernel_needs_them(narrow, monkeypatch):
+    widths = []
+
+    def attend(q, k, v, *args):
+        widths.append((k.shape[-1], v.shape[-1]))
+        return base.attend(q, k, v, *args)
+
+    monkeypatch.setattr(latent, "takes_narrow_values", lambda *args: narrow)
+    monkeypatch.setattr(latent, "attend", attend)
+    attention = LatentAttentionConfig(rope_dim=4, value_dim=6, kv_rank=64)
+    model = build(tiny("rotary", attention=attention, head_dim=12), 0).double().to(DEVICE)
+    with torch.no_grad():
+        x, found = attended(model, tokens(2, COUNT).to(DEVICE))
+        args = arguments(random.Random(0), "plain", 2)[1:]
+        expected, _ = latent_attention_ref(model.decoder.blocks[0].attention, x, *args)
+    assert (found - expected).abs().max() < SAME * expected.abs().max()
+    assert set(widths) == {(12, 6 if narrow else 12)}
 
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["dense", "indexer"])

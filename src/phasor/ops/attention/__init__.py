@@ -10,6 +10,7 @@ from phasor.ops.attention.prepare import prepare_mask
 from phasor.ops.attention.reference import attention_ref
 from phasor.ops.attention.relative import DistanceRows, ProductBias, RelativeValues
 from phasor.ops.attention.score_mod import ScoreMod, ScorePiece, SinkQueries, Span
+from phasor.ops.attention.sdpa import takes_narrow_values
 
 __all__ = [
     "ATTENTION",
@@ -31,4 +32,5 @@ __all__ = [
     "attention_ref",
     "dense_mask",
     "prepare_mask",
+    "takes_narrow_values",
 ]

@@ -22,6 +22,7 @@ from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 # cuDNN plans anew for every shape, for tens of milliseconds. Shapes recur in training; prompts are all different, and
 # have to be this long for one plan to pay.
 MIN_TRAINING_LENGTH, MIN_PROMPT_LENGTH = 1024, 8192
+MAX_WIDE_KEYS = 192  # features of keys over narrower values: those of DeepSeek's latent attention
 OTHER_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 

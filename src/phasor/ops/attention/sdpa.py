@@ -60,6 +60,22 @@ def unsupported_scores(score_mod: ScoreMod) -> str | None:
     return None
 
 
+def takes_narrow_values(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> bool:
+    """Whether one SDPA call is by a kernel for values with fewer features than keys, so that they need no zeros.
+
+    That is cuDNN's; torch's other kernels are slow there.
+
+    >>> x = torch.zeros(1, 8, 2, 24)
+    >>> takes_narrow_values(x, x, x[..., :16], Mask(causal=True), ScoreMod(scale=1.0))
+    False
+    """
+    if one_call_why_not(q, k, v, mask, score_mod) is not None or score_mod.dropout > 0 or not q.is_cuda:
+        return False
+    suits = compute_dtype(q) in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == v.shape[-1] % 8 == 0
+    overflows = needs_grad(q, k, v) and cudnn.gradients_may_overflow(q.shape[1], k.shape[1], mask.is_causal)
+    return suits and q.shape[-1] <= cudnn.MAX_WIDE_KEYS and not overflows and cudnn.available() == (True, True)
+
+
 def sdpa_one_call(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
     """One SDPA call without a mask tensor: causal, or over all keys."""
     return sdpa(q, k, v, score_mod=score_mod, causal=mask.is_causal)

@@ -15,7 +15,7 @@ from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, 
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen
 from phasor.nn.norm import build_norm
-from phasor.ops.attention import Mask, prepare_mask
+from phasor.ops.attention import Mask, prepare_mask, takes_narrow_values
 
 
 class LatentAttention(Attention, config=LatentAttentionConfig):
@@ -87,7 +87,10 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         elif self.absorbs(q.shape[1], kept.shape[1]):
             y = self.values(attend(self.absorb(q), kept, kept[..., self.sizes.rope :], ctx, score_mod))
         else:
-            y = attend(q, *self.expand(kept), ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
+            k, v = self.expand(kept)  # [B, S, H, D], [B, S, H, value]
+            if not takes_narrow_values(q, k, v, ctx.mask, score_mod):
+                v = F.pad(v, (0, max(0, self.head_dim - self.sizes.value)))
+            y = attend(q, k, v, ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
         return self.out(y.flatten(-2))  # [B, T, dim]
 
     def index(self, x: Tensor, source: Tensor, ctx: AttentionContext) -> Index | None:
@@ -118,13 +121,13 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         return torch.einsum("bthr,hvr->bthv", y, self.up(y)[:, self.sizes.nope :])
 
     def expand(self, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, S, H, D]` of what tokens keep; values have zeros up to the width that kernels take."""
+        """Keys `[B, S, H, D]` and values `[B, S, H, value]` of what tokens keep."""
         rope, nope, value, rank = self.sizes
         shared, latent = kept.split((rope, rank), dim=-1)
         up = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, nope + value))  # [B, S, H, nope + value]
         rest, v = up.split((nope, value), dim=-1)
         k = torch.cat((shared.expand(-1, -1, self.num_heads, -1), rest), dim=-1)
-        return k, F.pad(v, (0, max(0, self.head_dim - value)))
+        return k, v
 
     def chooses(self, keys: int) -> bool:
         """Whether there are more keys than an indexer chooses."""
