@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from phasor import Transformer, convert, load, preset, save
 from phasor.checkpoints import template_process
-from phasor.checkpoints.chat_replies import trained_spans
+from phasor.checkpoints.chat_replies import added_tokens, find_by_parts, find_each, find_replies, trained_spans
 from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.checkpoints.folder import read_tokenizer
 from phasor.checkpoints.template_process import TemplateProcess
@@ -236,6 +236,42 @@ def test_every_reply_is_trained_and_no_question(name, folder_of):
     messages[3]["weight"] = 0
     _, weighted = template.encode_replies(tokenizer, messages, TOOLS.get(name))
     assert spoken(tokenizer, ids, weighted) == [replies[0], replies[2]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replies_of_a_long_conversation_are_found_by_its_parts(name, folder_of):
+    """The same ones as by renderings of all of it, with reasoning and where replies are alike."""
+    template, tokens = ChatTemplate.read(folder_of(name)), added_tokens(read_tokenizer(folder_of(name)))
+
+    def render(part, begun):
+        return template.render(part, TOOLS.get(name), begun)
+
+    messages = []
+    for i in range(10):
+        thought = {"reasoning_content": f"Hm {i}."} if i % 3 == 1 else {}
+        messages += [user(), reply("It is blue." if i % 2 else f"Look {i}.", **thought)]
+    text = render(messages, False)
+    found = find_by_parts(render, messages, text, tokens)
+    assert found == find_each(render, messages, text, tokens)
+    assert (text, found) == find_replies(render, messages, tokens)
+
+
+@pytest.mark.parametrize("header", ["<|{role}|>", "<|{role}{left}|>"])
+def test_the_time_to_find_replies_goes_by_the_number_of_turns(header):
+    """Where what the template writes of a turn depends on how many follow, it goes by their square."""
+    rendered = 0
+
+    def render(part, begun):
+        nonlocal rendered
+        rendered += len(part)
+        heads = [header.format(role=one["role"], left=len(part) - i) for i, one in enumerate(part)]
+        text = "".join(f"{head}{one['content']}<|end|>" for head, one in zip(heads, part, strict=True))
+        return text + (header.format(role="assistant", left=0) if begun else "")
+
+    messages = [turn for i in range(60) for turn in (user(f"Is it {i}?"), reply("Yes."))]
+    text, spans = find_replies(render, messages, ["<|end|>"])
+    assert [text[start:end] for start, end in spans] == ["Yes.<|end|>"] * 60
+    assert (rendered < 20 * len(messages)) == ("left" not in header)
 
 
 def test_a_reply_without_weight_is_left_out_of_marked_ones(folder_of):

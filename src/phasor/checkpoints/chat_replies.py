@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from phasor.checkpoints.tokenizer_errors import tokenizer_errors
 
 MARK = "PLACE_OF_A_REPLY_5c1f"  # stands for a reply, to see what the template writes around it
+PART_REPLIES = 4  # replies of a part of a long conversation: few, as each is rendered with all of its part
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], str]  # messages, and whether a reply is begun after them
@@ -69,14 +71,57 @@ def find_replies(
     `tokens` are texts of the tokenizer's added tokens, one of which ends a turn in most templates.
     """
     text = render(messages, False)
+    return text, find_by_parts(render, messages, text, tokens) or find_each(render, messages, text, tokens)
+
+
+def find_each(render: Render, messages: Sequence[Message], text: str, tokens: Sequence[str]) -> list[tuple[int, int]]:
+    """The ranges of all replies, each by renderings of the whole conversation: the time goes by the square of turns."""
     spans: list[tuple[int, int]] = []
-    for i, message in enumerate(messages):
-        if message.get("role") == "assistant":
-            found = find_reply(render, messages, i, text, spans[-1][1] if spans else 0, tokens)
-            if found is None:
-                raise ValueError(f"message {i + 1}: the template does not write this reply so that it can be found")
-            spans.append(found)
-    return text, spans
+    for i in reply_indices(messages):
+        found = find_reply(render, messages, i, text, spans[-1][1] if spans else 0, tokens)
+        if found is None:
+            raise ValueError(f"message {i + 1}: the template does not write this reply so that it can be found")
+        spans.append(found)
+    return spans
+
+
+def find_by_parts(
+    render: Render, messages: Sequence[Message], text: str, tokens: Sequence[str]
+) -> list[tuple[int, int]] | None:
+    """The ranges of the replies of a long conversation, by renderings of a few turns: the time goes by their number.
+
+    A part has what is before the first turn, a turn whose reply is known, and some turns after that, all but the last
+    with a question after them. What the template writes from the known reply to the end of another one has to be in the
+    whole text, there where the known one ends. None where it is not, and where the conversation is short.
+    """
+    replies = reply_indices(messages)
+    users = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+    if len(replies) <= 2 * PART_REPLIES or not users:
+        return None
+    head = messages[: min(users[0], replies[0])]
+    spans: list[tuple[int, int]] = []
+    while len(spans) < len(replies):
+        begin = bisect_left(users, replies[len(spans) - 1]) - 1 if spans else -1
+        first = users[begin] if begin >= 0 else len(head)
+        known = len(spans) - bisect_left(replies, first, hi=len(spans))
+        ahead = replies[len(spans) : len(spans) + PART_REPLIES][-1]
+        end = bisect_left(users, ahead)
+        stop = users[end] + 1 if len(spans) + PART_REPLIES < len(replies) and end < len(users) else len(messages)
+        part = [*head, *messages[first:stop]]
+        try:
+            own = render(part, False)
+            found = find_each(render, part, own, tokens)
+        except ValueError:
+            return None
+        own_end, text_end = (found[known - 1][1], spans[-1][1]) if known else (0, 0)
+        if not text.startswith(own[own_end : found[-1][1]], text_end):
+            return None
+        spans += [(start - own_end + text_end, end - own_end + text_end) for start, end in found[known:]]
+    return spans
+
+
+def reply_indices(messages: Sequence[Message]) -> list[int]:
+    return [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
 
 
 def find_reply(
