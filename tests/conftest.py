@@ -52,6 +52,9 @@ for name, count in EXAMPLES.items():
 PROFILE = os.environ.get("PHASOR_EXAMPLES", "quick")
 settings.load_profile(PROFILE)
 
+if PROFILE == "quick":
+    os.fsync = lambda handle: None  # no test ends by a power failure, and a disk takes milliseconds for each
+
 
 def pytest_configure(config):
     if ON_GPU:  # `poison_memory` asks for deterministic algorithms, which some operations do not have on a GPU
