@@ -25,7 +25,7 @@ from phasor.config import ModelConfig
 from phasor.config.schema import Config
 from phasor.nn.record import Record
 from phasor.nn.sequence import sequence_info
-from phasor.ops.attention import ATTENTION, Mask, ScoreMod, attention, attention_ref
+from phasor.ops.attention import ATTENTION, Mask, ScoreMod, attention, attention_ref, takes_narrow_values
 from phasor.ops.attention.flash import flash_attention
 from phasor.transformer import Transformer
 
@@ -170,7 +170,10 @@ def ways(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Callable[[], Te
             y = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
         return y.transpose(1, 2)[..., :value_dim]
 
-    yield "phasor, as the layer calls it", lambda: attention(q, k, pad_values(), *how)[..., :value_dim]
+    def by_phasor() -> Tensor:
+        return attention(q, k, v if takes_narrow_values(q, k, v, *how) else pad_values(), *how)[..., :value_dim]
+
+    yield "phasor, as the layer calls it", by_phasor
     for pad in (True, False):
         yield f"torch's choice{', padded' if pad else ''}", partial(by_torch, pad, None)
         if q.is_cuda:
