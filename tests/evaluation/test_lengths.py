@@ -5,6 +5,7 @@ import math
 import random
 import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import transformers
 from commands import CommandRunner
 
 import phasor
+from phasor.cli import main
+from phasor.data.tokenizers import byte_tokenizer
 from phasor.evaluation import evaluate_lengths
 from phasor.evaluation.intervals import paired_interval
 from phasor.evaluation.length_settings import parse_lengths
@@ -439,6 +442,31 @@ def test_the_command_prints_tables_and_writes_a_report(folder, data, tmp_path, r
         "evaluate", str(folder), *options, "--stride", "2"
     )
     assert "--stride is for --lengths" in run_phasor.expect_error("evaluate", str(folder), "--stride", "2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--data", "notes.txt"),
+        ("--data", "notes.txt", "--json"),
+        ("--data", "notes.txt", "--lengths", "16,48"),
+        ("--data", "notes.txt", "--lengths", "16,48", "--json"),
+        ("--stream", "notes.txt", "--window", "16"),
+    ],
+)
+def test_a_model_that_computes_no_numbers_is_an_error(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("letters of a text, one after another\n" * 20)
+    broken = phasor.Transformer(phasor.preset("llama-2", dim=16, num_heads=2, num_layers=1, vocab_size=259))
+    broken.tokenizer = byte_tokenizer()
+    with torch.no_grad():
+        broken.tokens.weight.fill_(torch.nan)
+    phasor.save(broken, "broken")
+    assert main(["evaluate", "broken", *options, "--device", "cpu"]) == 2
+    out, error = capsys.readouterr()
+    assert "loss" in out
+    assert error.startswith("phasor: the loss is not finite: the model's weights are not")
+    assert error.count("\n") == 1
 
 
 def test_what_a_model_is_does_not_depend_on_the_row_above():

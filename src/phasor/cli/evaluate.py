@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import ON_HUB, add_adapters, add_checkpoint, add_part, chosen_adapters, declare_options
-from phasor.cli.output import Bar, print_json
+from phasor.cli.output import Bar, check_loss, print_json
 from phasor.cli.parallel import add_mesh, join_command, processes_argument, refuse_processes
 
 if TYPE_CHECKING:
@@ -127,10 +127,12 @@ def evaluate_run(given: argparse.Namespace, processes: JoinedProcesses | None) -
     )
     if given.json:
         print_json(metrics)
-        return
-    width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
-        print(f"{name.replace('_', ' '):<{width}}  {format_value(value)}")
+    else:
+        width = max(map(len, metrics), default=0)
+        for name, value in metrics.items():
+            print(f"{name.replace('_', ' '):<{width}}  {format_value(value)}")
+    if "loss" in metrics:
+        check_loss(metrics["loss"])
 
 
 def format_value(value: Any) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from phasor.cli.options import given_options
-from phasor.cli.output import Bar, print_json, show_table, show_text
+from phasor.cli.output import Bar, check_loss, print_json, show_table, show_text
 from phasor.cli.streams import print_text
 
 SHARED = ("lengths", "extension", "factor", "out", "data")
@@ -33,15 +34,6 @@ def number_or_name(text: str) -> float | str:
 
 def run(given: argparse.Namespace) -> None:
     from phasor.evaluation import evaluate_lengths
-    from phasor.evaluation.lengths import PAGE
-    from phasor.evaluation.lengths_report import (
-        describe_factor,
-        describe_orders,
-        describe_protocol,
-        length_name,
-        order_lines,
-        table_rows,
-    )
 
     for name, protocol in (("targets", "last"), ("stride", "sliding")):
         if hasattr(given, name) and getattr(given, "protocol", "last") != protocol:
@@ -66,7 +58,25 @@ def run(given: argparse.Namespace) -> None:
     )
     if given.json:
         print_json(result)
-        return
+    else:
+        show(given, result)
+    for row in result["rows"]:
+        if row["extension"] == result["baseline"]:
+            check_loss(row["loss"]["estimate"])
+
+
+def show(given: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Print the losses, their differences, which orders are shown, and how they were measured."""
+    from phasor.evaluation.lengths import PAGE
+    from phasor.evaluation.lengths_report import (
+        describe_factor,
+        describe_orders,
+        describe_protocol,
+        length_name,
+        order_lines,
+        table_rows,
+    )
+
     heads = ["model", *map(length_name, result["lengths"])]
     for title, column in (
         ("loss, nats per token", "loss"),

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.options import given_options, parse_dtype
-from phasor.cli.output import CLEAR, LINE_SECONDS, bar, clock, print_json
+from phasor.cli.output import CLEAR, LINE_SECONDS, bar, check_loss, clock, print_json
 
 if TYPE_CHECKING:
     from phasor.evaluation.stream import StreamProgress
@@ -48,9 +48,10 @@ def run(given: argparse.Namespace) -> None:
     display.close()
     if given.json:
         print_json(result)
-        return
-    for line in format_result(result):
-        print(line)
+    else:
+        for line in format_result(result):
+            print(line)
+    check_loss(result["loss"])
 
 
 class StreamDisplay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable
@@ -18,6 +19,19 @@ JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(127, 160)}
 LINE_SECONDS = 30.0  # between two lines of progress, where they are not for a terminal
 NUMERIC = ("pair", "axis", "frequency", "wavelength", "rotations", "new wavelength", "ratio", "share of downloads")
 CLEAR = "\r\x1b[K"
+
+
+def check_loss(loss: float | None) -> None:
+    """Refuse the loss of a model that computes no numbers, after it was printed: a script sees that by the exit code.
+
+    >>> check_loss(float("nan"))
+    Traceback (most recent call last):
+    ValueError: the loss is not finite: the model's weights are not, or an activation exceeds its dtype's range
+    """
+    if loss is None or not math.isfinite(loss):
+        raise ValueError(
+            "the loss is not finite: the model's weights are not, or an activation exceeds its dtype's range"
+        )
 
 
 class Bar:
