@@ -24,7 +24,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 EXPERTS = {"activation": "swiglu", "experts": {"num_experts": 4, "top_k": 2}}
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder-decoder"])
 def test_recording_changes_nothing(name, shape):

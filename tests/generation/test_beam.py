@@ -31,6 +31,7 @@ def exhaustive(
     return sorted(found, reverse=True)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("stop", [(), (2,), (0, 4)], ids=["no stop", "one stop", "two stops"])
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0, -1.0])
 def test_enough_beams_search_everything(penalty: float, stop: tuple[int, ...]) -> None:

@@ -32,7 +32,7 @@ def check_look(visit, language):
         assert picture.get_attribute("aria-label")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("view", "width", "theme", "language"), QUICK_VIEWS, ids=str)
 def test_a_view_is_sound(open_page, view, width, theme, language):
     """No console error, no request off the machine, nothing serious from axe, no sideways scroll."""
@@ -47,7 +47,7 @@ def test_a_view_is_sound_in_every_look(open_page, view, width, theme, language):
     check_look(open_page(view, width=width, theme=theme, language=language), language)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("view", PRESENT)
 def test_keys_move_sliders_and_the_address_restores_the_picture(open_page, view):
     """Arrow keys change the picture, and the address brings it back."""

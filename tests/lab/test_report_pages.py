@@ -34,7 +34,7 @@ def reports(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize(
     ("theme", "language", "width"), [("light", "en", 1280), ("dark", "zh", 1280), ("dark", "en", 390)]

@@ -146,7 +146,7 @@ def test_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
     same_both_ways(pair, tmp_path)
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pairs(variants=True)
 @pytest.mark.filterwarnings("ignore:.*alibi_bias_max is")
 def test_a_variant_of_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):

@@ -30,6 +30,7 @@ def row(first: str, found: ParallelPlan) -> str:
     return f"| {' | '.join([first, *cells, found.bound_by])} |"
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_by_devices(name, devices):

@@ -22,6 +22,7 @@ def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
     return CommandRunner(capsys)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("devices", [1, 6, 16])
 def test_every_preset_has_a_plan(name, devices):

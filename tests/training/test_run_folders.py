@@ -103,6 +103,7 @@ def check_tree(place: Path, seed: int) -> None:
         assert not lost(before, place), (where, how, cache)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_foreign_tree_loses_no_byte(place, seed, capsys):
     check_tree(place, seed)

@@ -65,7 +65,7 @@ def eager(model: Transformer, prompts: list[list[int]] = PROMPTS, **fields: Any)
         return phasor.generate(model, prompts, **fields)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - set(BY_LENGTH)))
 def test_greedy_tokens_of_every_scheme(scheme: str, view: str) -> None:
@@ -86,6 +86,7 @@ def test_a_capture_keeps_the_tokens_that_are_not_read_yet(monkeypatch: pytest.Mo
     assert tokens_of(model, max_new_tokens=14) == eager(model, max_new_tokens=14)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_of_every_kind_of_attention(kind: str) -> None:
     position: Any = "rotary" if KINDS[kind].takes_positions else "none"

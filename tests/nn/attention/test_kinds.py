@@ -117,6 +117,7 @@ def test_weights_are_those_declared(attention):
         assert declared == {name: tuple(weight.shape) for name, weight in module.named_parameters()}
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "forget", "xpos"])
 def test_caches_equal_the_full_forward(attention, scheme, tmp_path):
     """Dynamic and static, in chunks of several sizes, also after a file and with rows in another order."""

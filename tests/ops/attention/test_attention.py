@@ -26,6 +26,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 16)
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.usefixtures("small_blocks")

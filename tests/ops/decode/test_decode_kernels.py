@@ -193,13 +193,14 @@ CASES = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("splits", "has_sink_logits"), [(1, False), (5, False), (5, True)])
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case, splits, has_sink_logits):
     check_attention(case, splits, has_sink_logits)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("rows", ["one bias for all", "a bias for each"])
 @pytest.mark.parametrize("splits", [1, 5])
 @pytest.mark.parametrize("case", ["no rotation", "ring and sinks", "several tiles per program"])
@@ -266,7 +267,7 @@ PAGED = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("rows", ["no bias", "one bias for all", "a bias for each"])
 @pytest.mark.parametrize("splits", [1, 5])
 @pytest.mark.parametrize("case", PAGED)

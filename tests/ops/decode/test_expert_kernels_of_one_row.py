@@ -27,7 +27,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("dtype", "stages"), [(torch.float32, 1), (torch.bfloat16, 3), (torch.float16, 1)])
 @pytest.mark.parametrize("case", CASES)
 def test_experts_of_one_row(case, dtype, stages, monkeypatch):

@@ -56,6 +56,7 @@ def convolved(x: torch.Tensor, conv: ConvolutionArgs) -> tuple[torch.Tensor, tor
     return y, state
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("rows", "taps", "bias", "paged"),
@@ -119,6 +120,7 @@ def recurrent_args(kind: str, sizes: tuple[int, int, int, int], dtype: torch.dty
     return RecurrentArgs(key_heads, False, True, log_decay=log_decay, norm=norm, rope=rope)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "paged"), [(1, False), (3, True)])
 @pytest.mark.parametrize("sizes", SIZES)

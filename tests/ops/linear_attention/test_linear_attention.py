@@ -73,6 +73,7 @@ def test_reference_is_the_equation(operation):
     assert_close(run(operation, arguments), expected, 1e-14)  # float64, sums of at most 9 terms
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("starts", [(), (0,), (63, 64, 70), (5, 6, 129)])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
 @pytest.mark.parametrize(("operation", "reference"), [(gated_delta, gated_delta_ref), (retention, retention_ref)])

@@ -59,6 +59,7 @@ def check(operation, reference, arguments, dtype, tolerance):
     assert_close(grads, gradients(expected, exact), tolerance)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("operation", "reference"), PAIRS)
 @pytest.mark.parametrize(
     ("length", "starts", "dims"),

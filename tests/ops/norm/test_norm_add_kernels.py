@@ -29,6 +29,7 @@ def sums_and_norms(x, branch, weight, bias, next_weight, next_bias, **options):
     return total, formula(total, next_weight, next_bias, **options)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_norm_add_norm_is_its_formula(kind, shape):
@@ -43,6 +44,7 @@ def test_norm_add_norm_is_its_formula(kind, shape):
     near([*outputs, *ours], [*expected, *gradients(expected, twins)], 1e-4 if shape[-1] == 1 else 5e-6)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_norm_add_is_its_formula(kind, shape):

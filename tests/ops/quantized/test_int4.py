@@ -30,7 +30,7 @@ def exact(matrix: Int4Matrix) -> torch.Tensor:
     return dequantize_int4_ref(matrix.values, matrix.scale.double())
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "group", "tiles"),

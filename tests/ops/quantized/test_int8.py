@@ -138,6 +138,7 @@ def test_sums_of_integers_stay_in_the_range_of_float16():
     )
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "tiles"),
