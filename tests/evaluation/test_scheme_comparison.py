@@ -332,9 +332,14 @@ def test_short_documents_are_refused_before_anything_is_trained(tmp_path, monkey
     with pytest.raises(ValueError, match="a length of 16,384 needs documents of 16,385 tokens"):
         compare(out, **options | {"length": 1024})
     assert not trained
+    assert not out.exists()
+    out.mkdir()
+    with pytest.raises(ValueError, match="a length of 16,384 needs documents of 16,385 tokens"):
+        compare(out, **options | {"length": 1024})
+    assert not list(out.iterdir())
     monkeypatch.undo()
     monkeypatch.setitem(settings.SIZES, "small", TINY)
-    assert compare(out, **options)["lengths"][-1] == 128  # the same folder takes settings that fit
+    assert compare(out, **options)["lengths"][-1] == 128
 
 
 def test_the_report_of_a_comparison_is_not_that_of_another_command(tmp_path):

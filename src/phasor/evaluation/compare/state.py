@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from phasor.artifacts import ANOTHER, ArtifactFolder
+from phasor.artifacts import ANOTHER, LOCK, ArtifactFolder
+from phasor.checkpoints.runs import DATA, entries
 from phasor.config.schema import quote
 from phasor.evaluation.compare.settings import CompareSettings
 from phasor.evaluation.report import check_out
+from phasor.files import remove
 
 MARKER, RUNS, MEASURED = "comparison.json", "runs", "measured"
 VERSION = 2
@@ -34,18 +36,28 @@ class ComparisonFolder:
     def open(cls, out: str | Path, settings: CompareSettings, reports: Iterable[str]) -> Iterator[ComparisonFolder]:
         """The folder, locked: a new or empty one, or that of a comparison with these settings.
 
-        `reports` are the files of the report, which replace no others.
+        `reports` are the files of the report, which replace no others. A comparison that cannot begin leaves nothing.
         """
         path = check_out(out, reports, "comparison")
         assert path is not None
         folder = cls(path, settings)
         folder.read_marker()  # what is refused stays as it is
+        created, before = not path.exists(), set(entries(path))
         path.mkdir(exist_ok=True)
         with folder.artifact.lock(f"another process compares in {path}"):
             folder.artifact.remove_leftovers(MARKER)
             if not folder.read_marker():
                 folder.write_marker()
-            yield folder
+            try:
+                yield folder
+            except Exception:
+                if not folder.runs:
+                    for name in {DATA, MARKER, LOCK} - before:
+                        remove(path / name)
+                    with suppress(OSError):  # somebody else uses it by now
+                        if created:
+                            path.rmdir()
+                raise
 
     def read_marker(self) -> bool:
         """Whether runs were begun here, with what is compared now; other settings and other folders are refused."""
