@@ -64,7 +64,8 @@ class Scheduler:
         """
         if not self.waiting:
             return
-        to_read = [row.pending for row in self.running if self.reads_prompt(row)]
+        reading = [row for row in self.running if self.reads_prompt(row)]
+        to_read, begun = [row.pending for row in reading], [row for row in reading if row.count]
         while self.waiting and self.cache.free and sum(n for n in to_read if n <= self.chunk) < self.lookahead:
             row, handle = self.waiting[0], self.waiting[0].handle
             if row.launched is not None:  # it was set back before its last token was read
@@ -72,7 +73,7 @@ class Scheduler:
             request = handle.request
             lengths = request.planned_lengths([row.state.prompt])
             row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
-            self.find_prefix(row)
+            self.find_prefix(row, begun)
             # What the others are reading, and a page for the next tokens of each of them.
             spare = -(-sum(to_read) // self.cache.page_size) + len(self.running)
             if not self.cache.room_for(row.cached, row.pending, spare) and self.running:
@@ -82,20 +83,22 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             to_read.append(row.pending)
 
-    def find_prefix(self, row: EngineRow) -> None:
-        """Let a row that has read nothing begin with what others have read."""
-        if self.share_prefixes and row.cached is not None and row.count == 0 and not self.waits_for_prefix(row):
+    def find_prefix(self, row: EngineRow, begun: list[EngineRow]) -> None:
+        """Let a row that has read nothing begin with what others have read; it is then `begun` too."""
+        if self.share_prefixes and row.cached is not None and row.count == 0 and not self.waits_for_prefix(row, begun):
             found = self.cache.find_prefix(row.cached, self.shareable(row), self.multiple)
             if row.index == 0 and not row.state.new:  # further samples find what this one has read
                 row.handle.cached_tokens = found
+            if found:
+                begun.append(row)
 
-    def waits_for_prefix(self, row: EngineRow) -> bool:
-        """Whether a row, which has read nothing, begins with what another one is reading next."""
+    def waits_for_prefix(self, row: EngineRow, begun: list[EngineRow]) -> bool:
+        """Whether a row, which has read nothing, begins with what one that has read a part of its text reads next."""
         if not self.share_prefixes or row.count:
             return False
         multiple, own = math.lcm(self.multiple, self.cache.page_size), self.shareable(row)
-        for other in self.running:
-            if other.count and self.reads_prompt(other) and other.handle.salt == row.handle.salt:
+        for other in begun:
+            if other.handle.salt == row.handle.salt:
                 stop = (other.count // multiple + 1) * multiple
                 text = self.shareable(other)
                 if len(own) > stop <= len(text) and own[stop - 1] == text[stop - 1] and own[:stop] == text[:stop]:
@@ -154,9 +157,13 @@ class Scheduler:
         """Calls that read prompts, of about `chunk` tokens together; each is run before the next is asked for."""
         budget = self.chunk
         rows = [row for row in self.running if self.reads_prompt(row)]
-        while budget > 0 and (ready := [row for row in rows if not self.waits_for_prefix(row)]):
+        while budget > 0 and rows:
+            begun = [row for row in self.running if row.count and self.reads_prompt(row)]
+            ready = [row for row in rows if not self.waits_for_prefix(row, begun)]
+            if not ready:
+                return
             for row in ready:
-                self.find_prefix(row)
+                self.find_prefix(row, begun)
             self.last_first = self.next_row(ready)
             batch = self.next_prompts(self.last_first, ready)
             rows = [row for row in rows if row not in batch.rows]
