@@ -44,13 +44,16 @@ TILES = KVTiles(128, 4, 3)
 
 
 def choose_kv_tiles(head_dim: int, element_size: int) -> KVTiles:
-    """The tiles for keys of a width.
+    """The tiles for keys of a width. Where the fewest keys are more bytes than others, fewer tiles are in flight.
 
     >>> choose_kv_tiles(64, 2).block_n // choose_kv_tiles(128, 2).block_n
     2
+    >>> choose_kv_tiles(512, 2), choose_kv_tiles(512, 4)
+    (KVTiles(block_n=16, num_warps=4, num_stages=3), KVTiles(block_n=16, num_warps=4, num_stages=2))
     """
     times = max(1, triton.next_power_of_2(head_dim) * element_size // 128)
-    return TILES._replace(block_n=max(16, TILES.block_n // times))
+    block_n = max(16, TILES.block_n // times)
+    return TILES._replace(block_n=block_n, num_stages=TILES.num_stages if block_n * times <= TILES.block_n else 2)
 
 
 @triton.jit
