@@ -65,6 +65,8 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, {**PLAIN, "n": 1000}, "n", "from 1 to 128"),
         (COMPLETIONS, {**PLAIN, "n": 2}, "n", "at temperature 0 all choices are the same"),
         (COMPLETIONS, {**PLAIN, "stop": ""}, "stop", "stop text is empty"),
+        (COMPLETIONS, {**PLAIN, "stop": ["a"] * 1000}, "stop", "at most 128 texts, not 1,000"),
+        (COMPLETIONS, {**PLAIN, "repetition_penalty": 1e-40}, "repetition_penalty", "from 0.01 to 100, not 1e-40"),
         (COMPLETIONS, {**PLAIN, "top_p": 1.5}, "top_p", "top_p must be in"),
         (COMPLETIONS, {**PLAIN, "logprobs": 500}, "logprobs", "from 0 to 20"),
         (COMPLETIONS, {**PLAIN, "logit_bias": {"x": 1}}, "logit_bias", "token ids below 261"),

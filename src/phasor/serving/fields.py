@@ -11,6 +11,7 @@ from phasor.config.schema import Config, unique_keys
 from phasor.serving.errors import RequestError
 
 MOST_CHOICES, MOST_PROMPTS, MOST_TOP_LOGPROBS = 128, 2048, 20
+MOST_STOPS = 128  # each is looked for after every token, for which all answers wait
 Body = TypeVar("Body", bound=Config)
 
 
@@ -58,6 +59,11 @@ class SamplingFields(Config):
         for field in ("frequency_penalty", "presence_penalty"):
             if not abs(getattr(self, field)) <= 2:
                 raise ValueError(f"{name}.{field} must be from -2 to 2, not {getattr(self, field)}")
+        penalty = self.repetition_penalty
+        if penalty is not None and not 0.01 <= penalty <= 100:  # beyond that, scores are no longer finite
+            raise ValueError(f"{name}.repetition_penalty must be from 0.01 to 100, not {penalty}")
+        if not isinstance(self.stop, str) and len(self.stop) > MOST_STOPS:
+            raise ValueError(f"{name}.stop must have at most {MOST_STOPS} texts, not {len(self.stop):,}")
         if self.stream_options is not None and not self.stream:
             raise ValueError(f"{name}.stream_options are for a stream: set stream to true")
 
