@@ -7,9 +7,11 @@
 import gc
 import os
 import random
+import sys
 import warnings
 from collections import defaultdict
 from importlib.util import find_spec
+from unittest import mock
 
 import pytest
 import torch
@@ -106,6 +108,20 @@ def create_cublas_handle():
             x = torch.ones(2, 2, device=DEVICE, requires_grad=True)
             (x @ x).sum().backward()
             torch.cuda.synchronize()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def paint_no_losses():
+    """In `make test` the loss.png of a run in this process is empty: to paint it takes as long as a few small steps."""
+    run = sys.modules.get("phasor.training.run")  # which no test has imported where there is no run
+    if PROFILE == "quick" and run is not None:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        def plot(self, plot=run.RunFolder.plot):
+            with mock.patch.object(FigureCanvasBase, "print_figure"):
+                plot(self)
+
+        run.RunFolder.plot = plot
 
 
 @pytest.fixture(scope="session")
