@@ -15,6 +15,7 @@ import phasor
 from phasor.checkpoints.chat_template import ChatTemplate
 from phasor.generation.engine import Engine
 from phasor.serving.app import Api, build_app
+from phasor.serving.server import DrainingServer
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -50,7 +51,7 @@ def running(model, key=None, **options):
     api = Api(model, engine, name="small", template=ChatTemplate({"default": TEMPLATE}))
     place = socket.socket()
     place.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(build_app(api, key=key), log_level="warning", ws="none"))
+    server = DrainingServer(uvicorn.Config(build_app(api, key=key), log_level="warning", ws="none"), seconds=60)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
     if engine is not None:
         engine.start()

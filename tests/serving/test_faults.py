@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import phasor
 from phasor.serving import app
+from phasor.serving import server as server_module
 from phasor.serving.grammar import GrammarProcessor
 from phasor.serving.requests import RequestReader
 
@@ -166,6 +167,26 @@ def test_a_body_that_does_not_come_is_not_waited_for_forever(server, monkeypatch
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt'.encode())
         assert connection.recv(1024).startswith(b"HTTP/1.1 408")
+
+
+def test_a_connection_without_a_request_is_closed(server, monkeypatch):
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.2)
+    host, port = server[0].removeprefix("http://").split(":")
+    body = json.dumps({**PLAIN, "max_tokens": 250, "ignore_eos": True, "stream": True})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with (
+        socket.create_connection((host, int(port)), timeout=20) as busy,
+        socket.create_connection((host, int(port)), timeout=20) as silent,
+        socket.create_connection((host, int(port)), timeout=20) as slow,
+    ):
+        slow.sendall(head.encode())
+        busy.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        for connection in (silent, slow):
+            assert connection.recv(100) == b""
+        answer = b""
+        while b"[DONE]" not in answer:
+            answer += (piece := busy.recv(1 << 16))
+            assert piece
 
 
 def test_what_is_not_there(server):

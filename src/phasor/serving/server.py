@@ -6,10 +6,12 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -23,6 +25,7 @@ from phasor.serving.listen import address_of, is_loopback, listen
 from phasor.transformer import Transformer
 
 INTERRUPTED = 1  # the exit code where answers under way were given up
+IDLE_SECONDS = 60  # that a connection may be open without a whole head of a request
 
 
 class DrainingServer(uvicorn.Server):
@@ -31,6 +34,22 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, seconds: int) -> None:
         super().__init__(config)
         self.seconds, self.gave_up = seconds, False
+        self.idle_since: dict[Any, float] = {}  # connections, and when they were first seen without a request
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # about once per second
+            self.close_idle()
+        return await super().on_tick(counter)
+
+    def close_idle(self) -> None:
+        """Close connections on which no request has come for too long: the system allows a process only so many."""
+        now = time.monotonic()
+        cycles = {connection: getattr(connection, "cycle", None) for connection in self.server_state.connections}
+        idle = [connection for connection, cycle in cycles.items() if cycle is None or cycle.response_complete]
+        self.idle_since = {connection: self.idle_since.get(connection, now) for connection in idle}
+        for connection, since in self.idle_since.items():
+            if now - since >= IDLE_SECONDS and connection.transport is not None:
+                connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
