@@ -189,6 +189,26 @@ def test_a_connection_without_a_request_is_closed(server, monkeypatch):
             assert piece
 
 
+def test_a_long_answer_reaches_a_client_that_reads_it_late(monkeypatch):
+    """The connection is without a request, as the server has written all of the answer."""
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.2)
+    head = {"kind": "pooled", "pooler": "mean"}
+    with running(small_model("bert", dim=512, max_length=64, head=head)) as (address, _):
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"input": ["x"] * 1000})
+        sent = f"POST {EMBEDDINGS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            connection.sendall(f"{sent}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            time.sleep(2.5)
+            connection.settimeout(20)
+            answer = b""
+            while piece := connection.recv(1 << 16):
+                answer += piece
+    assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["data"]) == 1000
+
+
 def test_what_is_not_there(server):
     assert post(server[0], COMPLETIONS, {**PLAIN, "model": "gpt-4"}).status_code == 404
     assert post(server[0], EMBEDDINGS, {"input": "Hello"}).status_code == 404

@@ -49,7 +49,7 @@ class DrainingServer(uvicorn.Server):
         self.idle_since = {connection: self.idle_since.get(connection, now) for connection in idle}
         for connection, since in self.idle_since.items():
             if now - since >= IDLE_SECONDS and connection.transport is not None:
-                connection.transport.abort()
+                connection.transport.close()  # after what a slow client has not read of its last answer
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
