@@ -29,6 +29,7 @@ class LFM2MoE(LFM2):
     fields = mixture | LFM2.fields
     fields |= {"intermediate_size": Field("hidden_dim", default=7168), "num_dense_layers": FirstDense(2)}
     harmless = LFM2.harmless | {"output_router_logits"}
+    experts_at = "feed_forward.experts"
 
     def feedforward(self, ours: str, theirs: str) -> Iterator[Rule]:
         yield from super().feedforward(ours, theirs)
