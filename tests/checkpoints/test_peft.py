@@ -24,7 +24,9 @@ for module in pkgutil.iter_modules(families.__path__):
     BUILDERS |= getattr(importlib.import_module(f"families.{module.name}"), "CASES", {})
 # Nomic's files name their modules as code of their own has them; mamba's are multiplied in a kernel; of
 # those of Nemotron-H, PEFT leaves out one. Each expert of Switch is a module. Whisper and Moonshine read features.
+# Transformers does not compute the slopes that a file of MPT may state.
 WITHOUT = (
+    "mpt/other slopes",
     "nomic_bert",
     "switch_transformers",
     "whisper",
