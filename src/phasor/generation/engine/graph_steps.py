@@ -89,10 +89,8 @@ class GraphSteps:
         if graphs is None:
             return None
         if (rows, blocks) not in graphs.runners:
-            pages, chosen = (
-                StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen, model.config),
-                graphs.chosen.clone(),
-            )
+            chosen = graphs.chosen.clone()
+            pages = StaticPagedKVCache(self.cache, rows, blocks, graphs.chosen, model.config)
             graphs.runners[rows, blocks] = self._capture(StepSpec(model, rows, pages=pages))
             graphs.chosen.copy_(chosen)  # a step is run before it is captured, and chooses something
         return graphs.runners[rows, blocks]
