@@ -143,6 +143,11 @@ class PagedKVCache:
             min(count, table.most_blocks or count) + spare <= table.pool.available for table, count in needed.items()
         )
 
+    def room_for_new(self, tokens: int, spare: int) -> bool:
+        """Whether there are pages for the tokens of a new row, and some to spare."""
+        blocks = -(-tokens // self.page_size)
+        return all(min(blocks, t.most_blocks or blocks) + spare <= t.pool.available for t in self.tables.values())
+
     def sizes(self, row: PagedRow) -> list[int]:
         """What decides how much the next token of a row computes, where it is rounded up."""
         return [*(table.size(row.count) for table in self.tables.values()), round_up(row.source_length)]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class EngineRow:
     """One of the continuations of a request; `followers` are further ones that begin with the same prompt.
 
-    `text` is the prompt of the decoder with all new tokens. `cached` is None while the row waits.
+    `text` is the prompt of the decoder with all new tokens. `cached` is None while the row waits; `passed_by` counts
+    later ones that began before it.
     """
 
     handle: Handle
@@ -29,6 +30,7 @@ class EngineRow:
     followers: list[EngineRow] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)  # the likeliest tokens in the place of each new one
     ended: bool = False
+    passed_by: int = 0
     launched: tuple[LaunchedStep, int] | None = None  # the step that computes its next token, and its place there
 
     def __post_init__(self) -> None:

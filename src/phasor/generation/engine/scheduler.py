@@ -13,6 +13,7 @@ from phasor.transformer import Transformer
 
 TILE = 8  # rows of a decoding call of a deterministic engine
 LOOKAHEAD = 8  # chunks that begun rows of one chunk have to read, so that calls find rows of similar lengths
+MOST_TRIED = 8  # waiting rows that a step finds not to fit before it looks for no others
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class EngineBatch:
 class Scheduler:
     """Rows that wait, in the order in which they came, and those that run.
 
-    A row is begun where there are pages for all it has to read. Where pages run out later, the row that began last is
-    set back: it waits at the front, and reads its prompt and its new tokens again. Prompts are read in the order in
-    which they came, but a longer one than a chunk takes turns with the one that has least to read. A deterministic
-    scheduler makes calls of sizes that depend on the row alone: its prompt in chunks that begin at multiples of
-    `chunk`, by itself, and each new token in a call of `TILE` rows that attend to as many pages, or by itself where
-    experts would compute as many of its tokens as are sent to them.
+    A row is begun where there are pages for all it has to read. One that does not fit is passed by later ones that do,
+    by as many as may run at once; then they wait for it. Where pages run out later, the row that began last is set
+    back: it waits at the front, is passed by none, and reads its prompt and its new tokens again. Prompts are read in
+    the order in which rows began, but a longer one than a chunk takes turns with the one that has least to read.
+
+    A deterministic scheduler makes calls of sizes that depend on the row alone: its prompt in chunks that begin at
+    multiples of `chunk`, by itself, and each new token in a call of `TILE` rows that attend to as many pages, or by
+    itself where experts would compute as many of its tokens as are sent to them.
     """
 
     def __init__(self, cache: PagedKVCache, chunk: int, *, deterministic: bool, share_prefixes: bool) -> None:
@@ -66,22 +69,40 @@ class Scheduler:
             return
         reading = [row for row in self.running if self.reads_prompt(row)]
         to_read, begun = [row.pending for row in reading], [row for row in reading if row.count]
+        passed: list[EngineRow] = []  # those at the front, which do not fit
         while self.waiting and self.cache.free and sum(n for n in to_read if n <= self.chunk) < self.lookahead:
-            row, handle = self.waiting[0], self.waiting[0].handle
+            row = self.waiting[len(passed)]
             if row.launched is not None:  # it was set back before its last token was read
                 return
-            request = handle.request
-            lengths = request.planned_lengths([row.state.prompt])
-            row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
-            self.find_prefix(row, begun)
             # What the others are reading, and a page for the next tokens of each of them.
             spare = -(-sum(to_read) // self.cache.page_size) + len(self.running)
-            if not self.cache.room_for(row.cached, row.pending, spare) and self.running:
-                self.cache.release(row.cached)
-                row.cached = None
+            if self.begin(row, begun, spare):
+                del self.waiting[len(passed)]
+                to_read.append(row.pending)
+                for other in passed:
+                    other.passed_by += 1
+            else:
+                passed.append(row)
+            most = max((other.passed_by for other in passed), default=0)
+            if most >= self.cache.max_rows or len(passed) in (len(self.waiting), MOST_TRIED):
                 return
-            self.running.append(self.waiting.popleft())
-            to_read.append(row.pending)
+
+    def begin(self, row: EngineRow, begun: list[EngineRow], spare: int) -> bool:
+        """Let a row run if no other does, or if there are pages for all it has to read, and some to spare."""
+        handle, alone = row.handle, not self.running
+        if not (alone or self.share_prefixes or self.cache.room_for_new(row.pending, spare)):
+            return False
+        lengths = handle.request.planned_lengths([row.state.prompt])
+        row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
+        self.find_prefix(row, begun)
+        if alone or self.cache.room_for(row.cached, row.pending, spare):
+            self.running.append(row)
+            return True
+        if row.count:
+            begun.pop()
+        self.cache.release(row.cached)
+        row.cached = None
+        return False
 
     def find_prefix(self, row: EngineRow, begun: list[EngineRow]) -> None:
         """Let a row that has read nothing begin with what others have read; it is then `begun` too."""
@@ -237,4 +258,5 @@ class Scheduler:
         row.cached = None
         self.running.remove(row)
         self.waiting.appendleft(row)
+        row.passed_by = self.cache.max_rows
         self.set_back += 1
