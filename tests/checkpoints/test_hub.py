@@ -188,6 +188,32 @@ def test_a_run_keeps_the_commit_of_its_base(hub, tiny, capsys):
     assert f"{NAME}@{commit}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("task", "field"), [("distill", ("distill", "teacher")), ("preference", ("preference", "reference"))]
+)
+def test_a_run_keeps_the_commit_of_its_teacher_or_reference(task, field, hub, tiny, folder, capsys):
+    rows = [{"prompt": f"{i}", "chosen": "some", "rejected": "other", "text": f"text {i} " * 9} for i in range(20)]
+    Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["--data.train", "data.jsonl", "--data.valid", "data.jsonl", "--data.sequence_length", "64"]
+    data += ["--train.batch_tokens", "64"]
+    data += ["--data.chat_template", "plain"] if task == "preference" else []
+    first = ["train", "--task", task, "--init-from", str(folder), "--out", "run", *data]
+    named = [*first, f"--{'.'.join(field)}"]
+    assert main([*named, NAME, "--train.steps", "1"]) == 0, capsys.readouterr().err
+    commit = move_branch(hub, tiny)
+    assert main([*named, NAME, "--train.steps", "2", "--resume"]) == 0, capsys.readouterr().err
+    recipe = json.loads(Path("run/recipe.json").read_text())
+    assert recipe[field[0]][field[1]] == f"{NAME}@{commit}"
+    assert main([*named, f"{NAME}@{tiny.commit}", "--train.steps", "3", "--resume"]) == 2
+    assert f"{NAME}@{commit}" in capsys.readouterr().err
+    snapshot = resolve_folder(f"{NAME}@{commit}") / "model.safetensors"
+    weights = {name: 2 * x for name, x in safetensors.torch.load_file(snapshot).items()}
+    snapshot.unlink()
+    safetensors.torch.save_file(weights, snapshot)
+    assert main(["train", "--resume", "--out", "run", "--train.steps", "3"]) == 2
+    assert field[1] in capsys.readouterr().err
+
+
 def test_a_tokenizer_by_name_is_fetched_alone(hub, tiny, folder):
     place = find_tokenizer(NAME)
     assert (place / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()

@@ -35,8 +35,10 @@ from phasor.training.resume import (
     comparable,
     fixed_fields,
     is_restarted,
-    pin_base,
+    models_of,
+    pin_models,
     shared_state,
+    with_models,
 )
 from phasor.training.run import RunFolder, choose_run_folder
 from phasor.training.sharded import ShardedTrainer
@@ -99,9 +101,9 @@ def train(
     with join_processes(recipe.parallel, recipe.train.device, RESUME) as processes:
         if processes.restarts and is_restarted(recipe, processes):
             resume, overwrite = True, False
-        if recipe.init_from is not None:
-            base = pin_base(recipe, resume).init_from if processes.is_first else ""
-            recipe = recipe.replace(init_from=processes.from_first(base))
+        if any(models_of(recipe)):
+            names = models_of(pin_models(recipe, resume)) if processes.is_first else ()
+            recipe = with_models(recipe, processes.from_first(names))
         return train_as(
             processes, recipe, resume, progress if processes.is_first else SilentProgress(), overwrite, dry_run, loggers
         )

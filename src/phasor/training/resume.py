@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,33 @@ OF_STEPS = ("max_grad_norm", "label_smoothing", "z_loss", "precision", "param_dt
 FREE_DATA = ("cache", "workers")
 
 
-def pin_base(recipe: Recipe, resume: bool) -> Recipe:
-    """The recipe with the commit of a model that `init_from` names on the hub: that with which a resumed run began."""
-    if recipe.init_from is None:
-        return recipe
+def pin_models(recipe: Recipe, resume: bool) -> Recipe:
+    """The recipe with the commits of models that it names on the hub: those with which a resumed run began."""
     marker = RunMarker.read(choose_run_folder(recipe, resume)) if resume else None
     if marker is None:
-        return recipe.replace(init_from=pin_commit(recipe.init_from))
-    began = marker.recipe["init_from"]
-    return recipe.replace(init_from=began) if same_repository(recipe.init_from, began) else recipe
+        return with_models(recipe, [name and pin_commit(name) for name in models_of(recipe)])
+    began = models_of(Recipe.from_dict(marker.recipe))
+    pairs = zip(models_of(recipe), began, strict=True)
+    return with_models(recipe, [before if same_repository(given, before) else given for given, before in pairs])
 
 
-def same_repository(given: str, began: str | None) -> bool:
+def models_of(recipe: Recipe) -> tuple[str | None, str | None, str | None]:
+    """The models that a recipe names: the one that it begins with, the teacher and the reference.
+
+    >>> models_of(Recipe(init_from="Qwen/Qwen3-0.6B"))
+    ('Qwen/Qwen3-0.6B', None, None)
+    """
+    return recipe.init_from, recipe.distill.teacher, recipe.preference.reference
+
+
+def with_models(recipe: Recipe, names: Sequence[str | None]) -> Recipe:
+    """The recipe with other names of its models."""
+    base, teacher, reference = names
+    distill, preference = recipe.distill.replace(teacher=teacher), recipe.preference.replace(reference=reference)
+    return recipe.replace(init_from=base, distill=distill, preference=preference)
+
+
+def same_repository(given: str | None, began: str | None) -> bool:
     """Whether a name on the hub, without a commit, is that of the repository with which a run began."""
     name, before = (None if each is None or os.path.lexists(each) else HubName.parse(each) for each in (given, began))
     return name is not None and before is not None and name.name == before.name and not COMMIT.fullmatch(name.revision)
