@@ -10,7 +10,19 @@ from phasor.config.model import ModelConfig
 from phasor.config.schema import MOST_FEATURES, MOST_HEAD_DIM, positive
 from phasor.config.weights import Weight, Weights, linear, with_prefixes
 
-CHUNK = 64  # tokens for which the backward pass keeps one state
+DELTA_CHUNK, RETENTION_CHUNK = 64, 128  # tokens; the delta rule solves a system in each chunk
+# Tiles of long chunks with more features of a key, or in float32, do not fit into shared memory.
+MAX_KEY_DIM_LONG_CHUNK, LONG_CHUNK_DTYPES = 128, ("bfloat16",)
+
+
+def chunk_length(key_dim: int, dtype: str = "bfloat16", *, is_delta: bool) -> int:
+    """The tokens that kernels compute by matrix products, and for which the backward pass keeps one state.
+
+    >>> chunk_length(128, is_delta=False), chunk_length(256, is_delta=False), chunk_length(128, is_delta=True)
+    (128, 64, 64)
+    """
+    fits = dtype in LONG_CHUNK_DTYPES and key_dim <= MAX_KEY_DIM_LONG_CHUNK
+    return RETENTION_CHUNK if fits and not is_delta else DELTA_CHUNK
 
 
 class StateSizes(NamedTuple):
@@ -44,6 +56,7 @@ class RecurrentAttentionConfig(AttentionConfig):
 
     takes_positions: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
+    is_delta: ClassVar[bool] = False  # whether a token corrects what its key finds in the state
     products: ClassVar[int] = 2  # of a state with a vector per token: it is written and read
     gates_per_head: ClassVar[int] = 0  # that are projected beside queries, keys, values and the gates of results
 
@@ -138,8 +151,15 @@ class RecurrentAttentionConfig(AttentionConfig):
         return 2 * self.products * sizes.state + 2 * (self.conv_width or 0) * sizes.channels
 
     def saved_elements(self, model: ModelConfig) -> int:
-        """The inputs of the convolution, of the norm and its gates too, and a state for some tokens in a row."""
+        """The inputs of the convolution, of the norm and its gates too, and what kernels keep."""
+        convolved = 0 if self.conv_width is None else self.sizes(model).channels
+        return super().saved_elements(model) + convolved + 2 * self.output_width(model) + self.kept_by_kernels(model)
+
+    def kept_by_kernels(self, model: ModelConfig) -> int:
+        """Elements per token that kernels keep in bfloat16: a state per chunk, and of the delta rule more.
+
+        That are the inverse of each chunk's system, and what tokens wrote.
+        """
         sizes = self.sizes(model)
-        states = 2 * sizes.state // CHUNK  # in float32
-        convolved = 0 if self.conv_width is None else sizes.channels
-        return super().saved_elements(model) + convolved + 2 * self.output_width(model) + states
+        chunk = chunk_length(sizes.key, is_delta=self.is_delta)
+        return sizes.state // chunk + (sizes.heads * (chunk + sizes.value) if self.is_delta else 0)

@@ -4,7 +4,10 @@ import pytest
 import torch
 from decode_kernels import bfloat16_in_the_interpreter  # noqa: F401
 from test_linear_attention import assert_close, draw, gradients, run
+from torch._subclasses import FakeTensorMode
 
+from phasor.config import ModelConfig, recurrent
+from phasor.config.recurrent import RecurrentAttentionConfig
 from phasor.ops.dispatch import force_path
 from phasor.ops.linear_attention import (
     GATED_DELTA,
@@ -15,9 +18,8 @@ from phasor.ops.linear_attention import (
     retention,
     retention_ref,
 )
-from phasor.ops.linear_attention import (
-    arguments as kernel_arguments,
-)
+from phasor.ops.linear_attention.arguments import LinearAttentionArgs
+from phasor.ops.linear_attention.kernel_op import linear_attention_op
 
 kernel_launch = pytest.importorskip("phasor.ops.linear_attention.kernel_launch")
 
@@ -34,7 +36,7 @@ def short_chunks(monkeypatch, request):
     """Chunks of sixteen tokens, so that a few dozen are several; not in tests that use `full_chunks`."""
     if "full_chunks" not in request.fixturenames:
         for name in ("DELTA_CHUNK", "RETENTION_CHUNK"):
-            monkeypatch.setattr(kernel_arguments, name, 16)
+            monkeypatch.setattr(recurrent, name, 16)
 
 
 @pytest.fixture
@@ -99,8 +101,8 @@ def test_segments_at_the_same_time_equal_one_pass(operation, reference, starts, 
 @pytest.mark.parametrize("starts", [(), (20, 40, 66)])
 def test_outputs_of_several_parts_of_a_chunk(parts, starts, monkeypatch):
     """Retention keeps a state for longer chunks than those whose outputs a program computes."""
-    monkeypatch.setattr(kernel_arguments, "RETENTION_CHUNK", 64)
-    monkeypatch.setattr(kernel_arguments, "LONG_CHUNK_DTYPES", (torch.float32,))
+    monkeypatch.setattr(recurrent, "RETENTION_CHUNK", 64)
+    monkeypatch.setattr(recurrent, "LONG_CHUNK_DTYPES", ("float32",))
     monkeypatch.setattr(kernel_launch, "OUTPUT_CHUNK", 64 // parts)
     arguments = draw(150, batch=1, key_heads=1, heads=2, key_dim=16, value_dim=7, starts=starts)
     check(retention, retention_ref, arguments, torch.float32, SINGLE)
@@ -172,3 +174,17 @@ def test_kernels_compile_with_their_gradient():
         compiled = torch.compile(lambda *x: gated_delta(*x), fullgraph=True, backend="aot_eager")
         given = compiled(*leaves)
         assert_close(gradients(given, leaves), gradients(gated_delta(*leaves), leaves), 1e-6)
+
+
+@pytest.mark.parametrize("key_dim", [64, 256])
+@pytest.mark.parametrize("kind", ["retention", "gated-delta", "mamba2"])
+def test_plans_count_what_the_kernels_keep(kind, key_dim, full_chunks):
+    model = ModelConfig(vocab_size=9, dim=256, num_layers=1, num_heads=4, attention={"kind": kind, "key_dim": key_dim})
+    config, tokens = model.attention, 512
+    assert isinstance(config, RecurrentAttentionConfig)
+    heads, key_heads, key, value = config.sizes(model)
+    with FakeTensorMode():
+        q, k = torch.empty(2, 1, key_heads, tokens, key, dtype=torch.bfloat16)
+        v, gates = torch.empty(1, heads, tokens, value, dtype=torch.bfloat16), torch.empty(1, heads, tokens)
+        kept = linear_attention_op(LinearAttentionArgs(q, k, v, gates, gates if config.is_delta else None, None, None))
+    assert sum(x.nbytes for x in kept[2:]) == 2 * tokens * config.kept_by_kernels(model)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-DELTA_CHUNK, RETENTION_CHUNK = 64, 128  # tokens; the delta rule solves a system in each chunk
-# Tiles of long chunks with more features of a key, or in float32, do not fit into shared memory.
-MAX_KEY_DIM_LONG_CHUNK, LONG_CHUNK_DTYPES = 128, (torch.bfloat16,)
+from phasor.config.recurrent import chunk_length
 
 
 class LinearAttentionArgs(NamedTuple):
@@ -29,5 +26,5 @@ class LinearAttentionArgs(NamedTuple):
     @property
     def chunk(self) -> int:
         """The tokens that kernels compute by matrix products, and for which the backward pass keeps one state."""
-        fits = self.v.dtype in LONG_CHUNK_DTYPES and self.k.shape[-1] <= MAX_KEY_DIM_LONG_CHUNK
-        return RETENTION_CHUNK if self.strength is None and fits else DELTA_CHUNK
+        dtype = str(self.v.dtype).removeprefix("torch.")
+        return chunk_length(self.k.shape[-1], dtype, is_delta=self.strength is not None)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phasor.config.recurrent import DELTA_CHUNK
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, next_power_of_2, stride_or_0
-from phasor.ops.linear_attention.arguments import DELTA_CHUNK, LinearAttentionArgs
+from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
 from phasor.ops.linear_attention.forward_kernels import decay_kernel, output_kernel, solve_kernel, state_kernel
 

@@ -24,6 +24,7 @@ class GatedDeltaAttentionConfig(RecurrentAttentionConfig, kind="gated-delta"):
     ({}, (16, 64, 128))
     """
 
+    is_delta: ClassVar[bool] = True
     products: ClassVar[int] = 3  # a state is read with the key too
 
     conv_width: int | None = 4
