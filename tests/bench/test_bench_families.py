@@ -122,6 +122,17 @@ def test_bytes_of_a_step_are_those_of_the_experts_that_are_used() -> None:
     assert families.used_share(weight[0], experts, 1) == families.used_share(weight, None, 1) == 1
 
 
+def test_bytes_of_a_step_count_the_experts_of_each_layer() -> None:
+    layers = [{"hidden_dim": 64}, *({"experts": {"num_experts": count, "top_k": 2}} for count in (4, 8))]
+    sizes = {"dim": 32, "hidden_dim": 48, "num_heads": 2, "num_layers": 3, "vocab_size": 50}
+    config = phasor.preset("llama-2", **sizes, layers=tuple({"feedforward": each} for each in layers))
+    model = phasor.Transformer(config)
+    weights = {name: weight.nbytes for name, weight in model.named_parameters() if name != "tokens.weight"}
+    experts = [sum(weights[f"decoder.blocks.{i}.feedforward.{name}"] for name in ("up", "down")) for i in (1, 2)]
+    expected = sum(weights.values()) - experts[0] * 2 / 4 - experts[1] * 6 / 8
+    assert families.decode_bytes(model, 1, 0) == expected
+
+
 def test_what_cannot_be_run_is_refused_in_a_sentence(
     run_phasor: CommandRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

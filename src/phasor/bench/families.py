@@ -26,7 +26,7 @@ from phasor.bench.timing import (
 )
 from phasor.bench.workload import BenchmarkCase, Implementation, Machine, Workload
 from phasor.checkpoints import load
-from phasor.config import ExpertsConfig
+from phasor.config import ExpertsConfig, ModelConfig
 from phasor.config.generation import GenerationConfig
 from phasor.config.parameters import parameters_of
 from phasor.config.schema import unknown
@@ -335,13 +335,19 @@ def decode_bytes(model: Transformer, rows: int, length: int) -> float:
     for name, weight in model.named_parameters():
         once = name.startswith(("encoder.", "source_tokens.", "decoder.positions.")) or ".cross.kv." in name
         if not once and (name != "tokens.weight" or config.embedding.tied):
-            read += weight.nbytes * used_share(weight, config.layer(0).feedforward.experts, rows)
+            read += weight.nbytes * used_share(weight, experts_of(config, name), rows)
     for index in range(config.depth("decoder")):
         attention = config.layer(index).attention
         per_key = attention.cached_elements(config) * next(model.parameters()).element_size()
         read += rows * per_key * min(length, attention.window or length)
         read += rows * per_key * length if config.shape == "encoder-decoder" else 0
     return read
+
+
+def experts_of(config: ModelConfig, name: str) -> ExpertsConfig | None:
+    """The experts of the decoder's layer that a weight belongs to; None where that has none, or it is of no layer."""
+    inside = name.removeprefix("decoder.blocks.")
+    return None if inside == name else config.layer(int(inside.partition(".")[0])).feedforward.experts
 
 
 def used_share(weight: Tensor, experts: ExpertsConfig | None, rows: int) -> float:
