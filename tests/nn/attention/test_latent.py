@@ -11,6 +11,7 @@ from schemes import build, tiny, tokens
 import phasor
 from phasor.config.parameters import parameters_of
 from phasor.nn.attention import base
+from phasor.nn.attention.latent import indexer
 from phasor.nn.attention.latent import module as latent
 from phasor.nn.attention.latent.config import IndexerConfig, LatentAttentionConfig
 
@@ -257,6 +258,18 @@ def test_layers_attend_to_the_tokens_that_an_earlier_one_chose():
         assert model.config.shared_source(index) == source
         assert torch.equal(seen[index], seen[source])
     assert not torch.equal(seen[0], seen[4])
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1])
+def test_what_layers_share_is_chosen_once_in_a_forward_and_its_backward(block, monkeypatch):
+    chosen, choose = [], indexer.Index.choose_block
+    monkeypatch.setattr(indexer, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(indexer.Index, "choose_block", lambda *args: chosen.append(choose(*args)) or chosen[-1])
+    model, ids = sharing().train(), tokens(2, 15)
+    model(ids).square().mean().backward()
+    assert len(chosen) == SHARED.count(False) * (1 if block > 1 else 15)
+    if block == 1:
+        assert all(each.shape == (2, 1, 4) for each in chosen)
 
 
 def test_layers_that_share_an_index_have_no_indexer_and_keep_no_keys_of_one(tmp_path):

@@ -26,11 +26,17 @@ class Index(NamedTuple):
     keys: Tensor
     top_k: int
 
-    def choose(self, mask: Mask, start: int, stop: int) -> Tensor:
-        """The tokens that the queries from `start` to `stop` attend to, `[B, stop - start, top_k]`; -1 for none.
+    def choose(self, mask: Mask, block: int) -> Tensor:
+        """The tokens that each query attends to, `[B, T, top_k]`, of a block of queries after the other; -1 for none.
 
         Of equal scores the first token is chosen. Scores are computed in at least float32.
         """
+        count = self.queries.shape[1]
+        parts = [self.choose_block(mask, start, min(start + block, count)) for start in range(0, count, block)]
+        return torch.cat(parts, dim=1)
+
+    def choose_block(self, mask: Mask, start: int, stop: int) -> Tensor:
+        """Those of the queries from `start` to `stop`."""
         q, weights = self.queries[:, start:stop], self.weights[:, start:stop]
         scores = torch.einsum("bths,bth->bts", F.relu(torch.einsum("bthd,bsd->bths", q, self.keys)), weights)
         tokens = torch.arange(start, stop, device=q.device), torch.arange(self.keys.shape[1], device=q.device)
@@ -65,34 +71,38 @@ class Indexer(nn.Module):
         return Index(q.to(dtype), weights, keys[:, :, 0].to(dtype), self.config.top_k)
 
 
-def attend_to_chosen(
-    q: Tensor, kept: Tensor, rank: int, index: Index, ctx: AttentionContext, score_mod: ScoreMod
-) -> Tensor:
-    """Queries `[B, T, H, D]` over the chosen ones of latent vectors `[B, S, 1, D]`: `[B, T, H, rank]`.
+def queries_at_once(config: IndexerConfig, kept: Tensor) -> int:
+    """How many queries a block has, by what is held of each: scores of all keys, or the chosen of `[B, S, 1, D]`."""
+    batch, keys, _, width = kept.shape
+    return max(1, BLOCK_ELEMENTS // (batch * max(keys * config.num_heads, config.top_k * width)))
 
-    Of all scores and of all chosen vectors no more than a block is held, in the backward pass too.
+
+def attend_to_chosen(
+    q: Tensor, kept: Tensor, rank: int, chosen: Tensor, block: int, ctx: AttentionContext, score_mod: ScoreMod
+) -> Tensor:
+    """Queries `[B, T, H, D]` over the `chosen` ones of latent vectors `[B, S, 1, D]`: `[B, T, H, rank]`.
+
+    Of all chosen vectors no more than those of a block of queries are held, in the backward pass too.
     """
     kept = kept[:, :, 0]
     batch, keys, width = kept.shape
-    most = max(keys * index.queries.shape[2], index.top_k * width)
-    block = max(1, BLOCK_ELEMENTS // (batch * most))
 
-    def attend(start: int, q: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen = index.choose(ctx.mask, start, start + q.shape[1])  # [B, t, k]
+    def attend(q: Tensor, kept: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         rows = torch.arange(batch, device=q.device)[:, None, None]
         vectors = kept[rows, chosen.clamp(min=0)]  # [B, t, k, D]
         scores = torch.einsum("bthd,btkd->bthk", q, vectors) * score_mod.scale
         scores = scores.masked_fill((chosen < 0)[:, :, None], float("-inf"))
         weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
         dropped = F.dropout(weights, score_mod.dropout, training=score_mod.dropout > 0)
-        return torch.einsum("bthk,btkr->bthr", dropped, vectors[..., width - rank :]), weights, chosen
+        return torch.einsum("bthk,btkr->bthr", dropped, vectors[..., width - rank :]), weights
 
     parts = []
     for start in range(0, q.shape[1], block):
-        y, weights, chosen = checkpoint(attend, start, q[:, start : start + block], kept, use_reentrant=False)
+        own = chosen[:, start : start + block]
+        y, weights = checkpoint(attend, q[:, start : start + block], kept, own, use_reentrant=False)
         parts.append(y)
         if ctx.weights is not None:
-            record_weights(ctx.weights, weights, chosen, keys, start)
+            record_weights(ctx.weights, weights, own, keys, start)
     return torch.cat(parts, dim=1)
 
 

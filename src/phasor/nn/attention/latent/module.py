@@ -13,7 +13,7 @@ from phasor.config import ModelConfig
 from phasor.nn.adapted import effective_weight
 from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
-from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen
+from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen, queries_at_once
 from phasor.nn.norm import build_norm
 from phasor.ops.attention import Mask, prepare_mask, takes_narrow_values
 
@@ -80,10 +80,11 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         q = (self.q if self.config.q_rank is None else self.q_up)(source).unflatten(-1, (self.num_heads, self.head_dim))
         q = ctx.position.on_query(q, ctx.prepared)  # [B, T, H, D]
         (kept,) = ctx.step.update(latents=ctx.position.on_key(self.latents(x), ctx.prepared))  # [B, S, 1, rope + rank]
-        index = self.index(x, source, ctx)
+        chosen = self.choose(x, source, kept, ctx)
         score_mod = ctx.score_mod(**self.score_options())
-        if index is not None and self.chooses(kept.shape[1]):
-            y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, index, ctx, score_mod))
+        if self.config.indexer is not None and chosen is not None:
+            block = queries_at_once(self.config.indexer, kept)
+            y = self.values(attend_to_chosen(self.absorb(q), kept, self.sizes.rank, chosen, block, ctx, score_mod))
         elif self.absorbs(q.shape[1], kept.shape[1]):
             y = self.values(attend(self.absorb(q), kept, kept[..., self.sizes.rope :], ctx, score_mod))
         else:
@@ -93,18 +94,22 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
             y = attend(q, k, v, ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
         return self.out(y.flatten(-2))  # [B, T, dim]
 
-    def index(self, x: Tensor, source: Tensor, ctx: AttentionContext) -> Index | None:
-        """What chooses the tokens that are attended to: the layer's own, or that of an earlier layer; None for all."""
-        if self.config.indexer is None:
+    def choose(self, x: Tensor, source: Tensor, kept: Tensor, ctx: AttentionContext) -> Tensor | None:
+        """The tokens that are attended to, `[B, T, top_k]`; None for all.
+
+        The layer's own indexer chooses them, or that of an earlier layer has.
+        """
+        config = self.config.indexer
+        index: Index | None = None if self.indexer is None else self.indexer(x, source, ctx)
+        if config is None or not self.chooses(kept.shape[1]):
             return None
-        if self.indexer is None:
-            assert ctx.step.shared is not None
-            queries, weights, keys = ctx.step.shared
-            return Index(queries, weights, keys, self.config.indexer.top_k)
-        index: Index = self.indexer(x, source, ctx)
+        if index is None:
+            assert ctx.step.shared
+            return ctx.step.shared[0]
+        chosen = index.choose(ctx.mask, queries_at_once(config, kept))
         if ctx.step.shared is not None:
-            ctx.step.shared[:] = index.queries, index.weights, index.keys
-        return index
+            ctx.step.shared[:] = [chosen]
+        return chosen
 
     def up(self, x: Tensor) -> Tensor:
         """The weight of `kv_up` by heads, `[H, nope + value, rank]`, in the dtype of `x`."""
