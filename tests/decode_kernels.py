@@ -58,7 +58,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.setattr(gemv, "choose_tiles", lambda *sizes, **kind: Tiles(64, 64, 1))
     monkeypatch.setattr(decode_attention, "TILES", decode_attention.KVTiles(16, 1, 1))
-    monkeypatch.setattr(decode_attention, "TARGET_PROGRAMS", 4)
+    monkeypatch.setattr(decode_attention, "TARGET_FEATURES", 4 * 128)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from phasor.ops.attention.split_keys_args import SplitKeysArgs
 from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2, stride_or_0
 from phasor.ops.online_softmax import online_softmax
+from phasor.ops.pdl import pdl_wait
 
 MAX_SPLITS = 64
 TARGET_PROGRAMS = 264  # how many keep a large GPU busy
@@ -117,13 +118,17 @@ def split_keys_kernel(
 @triton.jit
 def combine_splits_kernel(
     parts_ptr, lse_ptr, out_ptr, num_splits,
-    VALUE_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_V: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_V: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """The average of the splits of one head of a row, by their weights in the softmax; zeros where all are empty."""
+    """The average of the splits of one head of a row, by their weights in the softmax; zeros where all are empty.
+
+    Those with a logsumexp of -inf are empty, and what they hold is not read.
+    """
     head, offs_s = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_SPLITS)
     offs_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    real = offs_s < num_splits
-    lse = tl.load(lse_ptr + head * num_splits + offs_s, mask=real, other=float("-inf"))
+    pdl_wait(USE_PDL)
+    lse = tl.load(lse_ptr + head * num_splits + offs_s, mask=offs_s < num_splits, other=float("-inf"))
+    real = lse != float("-inf")
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weight, 0)
@@ -171,7 +176,7 @@ def forward(args: SplitKeysArgs, tiles: SplitKeysTiles | None = None) -> Tensor:
         grid = rows * num_heads, cdiv(value_dim, COMBINED_FEATURES)
         COMBINE_SPLITS(
             q, {"parts_ptr": parts, "lse_ptr": lse, "out_ptr": out}, grid, num_splits=splits,
-            VALUE_DIM=value_dim, BLOCK_SPLITS=next_power_of_2(splits), BLOCK_V=COMBINED_FEATURES,
+            VALUE_DIM=value_dim, BLOCK_SPLITS=next_power_of_2(splits), BLOCK_V=COMBINED_FEATURES, USE_PDL=False,
         )  # fmt: skip
     return out
 

@@ -1,8 +1,8 @@
 """Split-K attention of one new token per row over a KV cache, with rotary positions, norms and the cache write fused.
 
 The query heads of a group read their shared keys together. A row's keys are split among programs as evenly as its
-length allows, which is read on the device, so that one launch serves all lengths. The last program of a row to finish
-combines the partial softmaxes. Keys that fit into one tile are not split, and nothing has to be combined.
+length allows, which is read on the device, so that one launch serves all lengths. Another kernel combines the partial
+softmaxes. Keys that fit into one tile are not split, and nothing has to be combined.
 
 A row's slots follow each other in memory, or are in the pages of its row of a page table.
 """
@@ -18,15 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phasor.ops.attention.split_keys_kernel import COMBINED_FEATURES, combine_splits_kernel
 from phasor.ops.decode.arguments import QKNormArgs, RotaryArgs
 from phasor.ops.launch import stride_or_0
 from phasor.ops.online_softmax import online_softmax
 from phasor.ops.pdl import compute_early, pdl_launch, pdl_start_next, pdl_wait_alone
 from phasor.ops.rope.kernels import cos_sin
 
-MAX_SPLITS = 32  # of a row's keys
-TARGET_PROGRAMS = 264  # how many keep a large GPU busy
-COMBINED = 16384  # numbers of partial results that a program has in registers
+MAX_SPLITS = 64  # of a row's keys
+TARGET_FEATURES = 528 * 128  # of the heads of all programs: as many programs keep a large GPU busy
 LOG2_E = 1.4426950408889634
 
 
@@ -38,22 +38,25 @@ class KVTiles(NamedTuple):
     num_stages: int
 
 
-# For heads of 64 features of 16 bits. Larger ones have fewer keys in a tile: where keys are split among programs, one
-# holds the keys and values of its first tile in registers while it waits.
+# For heads of 64 features of 16 bits; larger ones have fewer keys in a tile.
 TILES = KVTiles(128, 4, 3)
 
 
-def choose_kv_tiles(head_dim: int, element_size: int) -> KVTiles:
-    """The tiles for keys of a width. Where the fewest keys are more bytes than others, fewer tiles are in flight.
+def choose_kv_tiles(head_dim: int, element_size: int, *, split: bool = False) -> KVTiles:
+    """The tiles for keys of a width. Where the fewest keys are more bytes than others, fewer tiles are in flight, and
+    for keys that are split among programs too: each holds its first tile in registers while it waits.
 
     >>> choose_kv_tiles(64, 2).block_n // choose_kv_tiles(128, 2).block_n
     2
     >>> choose_kv_tiles(512, 2), choose_kv_tiles(512, 4)
     (KVTiles(block_n=16, num_warps=4, num_stages=3), KVTiles(block_n=16, num_warps=4, num_stages=2))
+    >>> choose_kv_tiles(128, 2, split=True), choose_kv_tiles(256, 2, split=True)
+    (KVTiles(block_n=64, num_warps=4, num_stages=2), KVTiles(block_n=32, num_warps=4, num_stages=3))
     """
     times = max(1, triton.next_power_of_2(head_dim) * element_size // 128)
     block_n = max(16, TILES.block_n // times)
-    return TILES._replace(block_n=block_n, num_stages=TILES.num_stages if block_n * times <= TILES.block_n else 2)
+    fewer = block_n * times > TILES.block_n or (split and times <= 2)
+    return TILES._replace(block_n=block_n, num_stages=min(2, TILES.num_stages) if fewer else TILES.num_stages)
 
 
 @triton.jit
@@ -103,29 +106,20 @@ def attend_tile(
     return online_softmax(scores, v, acc, l_i, m_i, MAY_BE_EMPTY=False)
 
 
-@triton.jit
-def load_stats(stats_ptr, first_part, split, head, used_splits, GROUP_SIZE: tl.constexpr):
-    """The largest scores and the sums of splits, for the heads of a group."""
-    mask, ptrs = (split < used_splits) & (head < GROUP_SIZE), stats_ptr + (first_part + split * GROUP_SIZE + head) * 2
-    m = tl.load(ptrs, mask=mask, other=-1e30, cache_modifier=".cg")
-    return m, tl.load(ptrs + 1, mask=mask, other=0.0, cache_modifier=".cg")
-
-
 @triton.jit(do_not_specialize=["num_splits"])
 def decode_attention_kernel(
     qkv_ptr, k_cache_ptr, v_cache_ptr, pages_ptr, stride_pages, lengths_ptr,
     positions_ptr, increments_ptr, rotary_factor,
     q_norm_ptr, k_norm_ptr, stride_qn, stride_kn, norm_offset, eps, sink_logits_ptr, scale,
     bias_ptr, stride_bb, stride_bh, stride_bt,
-    partial_acc_ptr, partial_stats_ptr, arrived_ptr, out_ptr, num_slots, ring_size, sink_tokens, window, num_splits,
+    out_ptr, lse_ptr, num_slots, ring_size, sink_tokens, window, num_splits,
     PAGE_SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, ADJACENT: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr, BLOCK_PARTS: tl.constexpr, NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_G is GROUP_SIZE as a power of two; BLOCK_M has room for a group's queries; BLOCK_PARTS splits are combined
-    at a time.
+    """The queries of a group over one split of a row's keys: their averages of values, and with `lse_ptr` their
+    logsumexps to base 2. BLOCK_M has room for a group's queries.
     """
     pdl_start_next(USE_PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -136,13 +130,19 @@ def decode_attention_kernel(
     new_slot = tl.where(length < sink_slots, length, sink_slots + (length - sink_slots) % ring_size).to(tl.int32)
     split_size = tl.maximum(tl.cdiv(tl.cdiv(held, num_splits), BLOCK_N), 1) * BLOCK_N
     used_splits = tl.maximum(tl.cdiv(held, split_size), 1)
-    if split >= used_splits:
-        return
+    first_head = (row * num_kv_heads + kv_head) * GROUP_SIZE
+    lane = tl.arange(0, BLOCK_M)
+    part = (first_head + lane) * num_splits + split
+    if lse_ptr is not None:  # noqa: SIM102 - known when the kernel is compiled
+        if split >= used_splits:  # without keys
+            pdl_wait_alone(USE_PDL)
+            tl.store(lse_ptr + part, float("-inf"), mask=lane < GROUP_SIZE)
+            return
 
     # Before the wait it reads lengths, pages, phases, weights and, with PREFETCH, its first keys. No kernel since the
     # first one of the step writes them; that one, the embedding lookup, begins when all kernels before it have ended.
     head, d = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)
-    lane, offs_d = tl.arange(0, BLOCK_M), d[None, :]
+    offs_d = d[None, :]
     q_mask = (head < GROUP_SIZE) & (offs_d < HEAD_DIM)
     k_mask = (head < BLOCK_M) & (offs_d < HEAD_DIM)  # every row of a tile has the key, so that none is exchanged
     if ROTARY_DIM > 0:
@@ -242,50 +242,22 @@ def decode_attention_kernel(
                 GROUP_SIZE, BLOCK_M, BLOCK_N,
             )  # fmt: skip
 
-    first_head = (row * num_kv_heads + kv_head) * GROUP_SIZE
-    if used_splits == 1:
-        out_ptrs = out_ptr + (first_head + head) * HEAD_DIM + offs_d
-        out_mask = (head < GROUP_SIZE) & (offs_d < HEAD_DIM)
-        tl.store(out_ptrs, (acc / l_i[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
-    else:
-        own = first_head * num_splits + split * GROUP_SIZE
-        own_acc_ptrs = partial_acc_ptr + (own + head) * HEAD_DIM + offs_d
-        tl.store(own_acc_ptrs, acc, mask=(head < GROUP_SIZE) & (offs_d < HEAD_DIM))
-        tl.store(partial_stats_ptr + (own + lane) * 2, m_i, mask=lane < GROUP_SIZE)
-        tl.store(partial_stats_ptr + (own + lane) * 2 + 1, l_i, mask=lane < GROUP_SIZE)
-        tl.debug_barrier()
-        if tl.atomic_add(arrived_ptr + row * num_kv_heads + kv_head, 1, sem="acq_rel") == used_splits - 1:
-            tl.store(arrived_ptr + row * num_kv_heads + kv_head, 0)
-            offs_s, offs_g = tl.arange(0, BLOCK_SPLITS)[:, None], tl.arange(0, BLOCK_G)[None, :]
-            first_part = first_head * num_splits
-            m_parts, l_parts = load_stats(partial_stats_ptr, first_part, offs_s, offs_g, used_splits, GROUP_SIZE)
-            last_m = tl.max(m_parts, axis=0)
-            total = tl.sum(l_parts * tl.exp2(m_parts - last_m[None, :]), axis=0)
-            combined_acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-            for start in tl.range(0, used_splits, BLOCK_PARTS):
-                offs_p = start + tl.arange(0, BLOCK_PARTS)[:, None]
-                m_share, _ = load_stats(partial_stats_ptr, first_part, offs_p, offs_g, used_splits, GROUP_SIZE)
-                weight = tl.exp2(m_share - last_m[None, :]) / total[None, :]
-                parts = first_part + offs_p * GROUP_SIZE + offs_g
-                acc_mask = ((offs_p < used_splits) & (offs_g < GROUP_SIZE))[:, :, None] & (d < HEAD_DIM)[None, None, :]
-                acc_ptrs = partial_acc_ptr + parts[:, :, None] * HEAD_DIM + d[None, None, :]
-                acc_parts = tl.load(acc_ptrs, mask=acc_mask, other=0.0, cache_modifier=".cg")
-                combined_acc += tl.sum(acc_parts * weight[:, :, None], axis=0)
-            group_head = tl.arange(0, BLOCK_G)[:, None]
-            combined = combined_acc.to(out_ptr.dtype.element_ty)
-            combined_mask = (group_head < GROUP_SIZE) & (offs_d < HEAD_DIM)
-            tl.store(out_ptr + (first_head + group_head) * HEAD_DIM + offs_d, combined, mask=combined_mask)
+    weight = tl.where(l_i == 0.0, 1.0, l_i)
+    out_ptrs = out_ptr + part[:, None] * HEAD_DIM + offs_d
+    tl.store(out_ptrs, (acc / weight[:, None]).to(out_ptr.dtype.element_ty), mask=q_mask)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + part, tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(weight)), mask=lane < GROUP_SIZE)
 
 
 class SplitKWorkspace:
     """Memory for the partial softmaxes of split keys, until they are combined; all layers of a step share one."""
 
     def __init__(self, rows: int, num_kv_heads: int, group_size: int, head_dim: int, device: torch.device) -> None:
-        self.splits = max(1, min(MAX_SPLITS, TARGET_PROGRAMS // (rows * num_kv_heads)))
+        features = max(128, head_dim)
+        self.splits = max(1, min(MAX_SPLITS, TARGET_FEATURES // (rows * num_kv_heads * features)))
         parts = rows * num_kv_heads * group_size * self.splits
-        self.acc = torch.empty(parts, head_dim, device=device)
-        self.stats = torch.empty(parts, 2, device=device)  # m_i and l_i
-        self.arrived = torch.zeros(rows * num_kv_heads, dtype=torch.int32, device=device)
+        self.parts = torch.empty(parts, head_dim, device=device)
+        self.lse = torch.empty(parts, device=device)
 
 
 def decode_attention(
@@ -325,22 +297,27 @@ def decode_attention(
         page_size, num_slots, stride_pages = num_slots, num_slots * pages.shape[1], pages.stride(0)
         ring_size = num_slots - triton.cdiv(sink_tokens, page_size) * page_size
     group_size = qkv.shape[1] // (num_kv_heads * head_dim) - 2
-    tiles = tiles or choose_kv_tiles(head_dim, k_cache.element_size())
+    tiles = tiles or choose_kv_tiles(head_dim, k_cache.element_size(), split=workspace.splits > 1)
     splits = max(1, min(workspace.splits, triton.cdiv(num_slots, tiles.block_n)))
     q_norm, k_norm, offset, eps = qk_norm or (None, None, 0.0, 0.0)
     stride_qn, stride_kn = (head_dim if w is not None and w.dim() == 2 else 0 for w in (q_norm, k_norm))
     increments, factor, rotary_dim, adjacent = rope or (lengths, 1.0, 0, False)
     bias_strides = (0, 0, 0) if bias is None else (stride_or_0(bias, 0), bias.stride(1), bias.stride(2))
-    block_g, block_d = triton.next_power_of_2(group_size), max(16, triton.next_power_of_2(head_dim))
-    block_splits = triton.next_power_of_2(workspace.splits)
+    parts, lse = (workspace.parts, workspace.lse) if splits > 1 else (out, None)
     decode_attention_kernel[(splits, num_kv_heads, rows)](
         qkv, k_cache, v_cache, pages, stride_pages, lengths, positions, increments, factor,
         q_norm, k_norm, stride_qn, stride_kn, offset, eps, sink_logits, scale * LOG2_E,
         bias, *bias_strides,
-        workspace.acc, workspace.stats, workspace.arrived, out, num_slots, ring_size, sink_tokens, window, splits,
+        parts, lse, num_slots, ring_size, sink_tokens, window, splits,
         PAGE_SIZE=page_size, GROUP_SIZE=group_size, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, ADJACENT=adjacent,
-        BLOCK_G=block_g, BLOCK_M=max(16, block_g), BLOCK_D=block_d, BLOCK_N=tiles.block_n, BLOCK_SPLITS=block_splits,
-        BLOCK_PARTS=min(block_splits, max(1, COMBINED // (block_g * block_d))), NUM_STAGES=tiles.num_stages,
-        PREFETCH=workspace.splits > 1, USE_PDL=pdl, num_warps=tiles.num_warps, **pdl_launch(pdl),
+        BLOCK_M=max(16, triton.next_power_of_2(group_size)), BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_N=tiles.block_n, NUM_STAGES=tiles.num_stages, PREFETCH=workspace.splits > 1, USE_PDL=pdl,
+        num_warps=tiles.num_warps, **pdl_launch(pdl),
     )  # fmt: skip
+    if splits > 1:
+        combine_splits_kernel[rows * num_kv_heads * group_size, triton.cdiv(head_dim, COMBINED_FEATURES)](
+            parts, lse, out, splits,
+            VALUE_DIM=head_dim, BLOCK_SPLITS=triton.next_power_of_2(splits), BLOCK_V=COMBINED_FEATURES,
+            USE_PDL=pdl, **pdl_launch(pdl),
+        )  # fmt: skip
     return out
