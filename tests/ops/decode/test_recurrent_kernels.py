@@ -170,19 +170,17 @@ def compile(kernel, num_warps, **changes):
     signature = {name: x if isinstance(x, str) else "constexpr" for name, x in given.items()}
     constants = {name: x for name, x in given.items() if not isinstance(x, str)}
     options = {"num_warps": num_warps, "launch_pdl": True}
-    if "maxnreg" in changes:
-        options["maxnreg"] = changes["maxnreg"]
     compiled = triton.compile(ASTSource(kernel, signature, constants), GPUTarget("cuda", 90, 32), options)
     print(kernel.__name__, compiled.asm["ptx"].count("griddepcontrol.wait"))
 
 
 step = {"state_ptr": SINGLE, "BLOCK_K": 128}
-compile(recurrent_step_kernel, 8, **step, log_decay_ptr=None, skip_ptr=None, norm_bias_ptr=None, maxnreg=128)
-compile(recurrent_step_kernel, 8, **step, log_decay_ptr=None, skip_ptr=None, norm_bias_ptr=None, PREFETCH=True)
+compile(recurrent_step_kernel, 4, **step, log_decay_ptr=None, skip_ptr=None, norm_bias_ptr=None)
+compile(recurrent_step_kernel, 4, **step, log_decay_ptr=None, skip_ptr=None, norm_bias_ptr=None, PREFETCH=True)
 mamba2 = {"norm_ptr": None, "norm_bias_ptr": None, "VALUE_DIM": 64, "BLOCK_V": 64, "IS_DELTA": False}
-compile(recurrent_step_kernel, 4, **step | mamba2, log_decay_ptr=None)
+compile(recurrent_step_kernel, 2, **step | mamba2, log_decay_ptr=None)
 retention = {"log_decay_ptr": SINGLE, "log_rate_ptr": None, "time_bias_ptr": None, "skip_ptr": None}
-compile(recurrent_step_kernel, 8, **step, **retention, IS_DELTA=False, CENTERED=True, ROTARY_DIM=128)
+compile(recurrent_step_kernel, 4, **step, **retention, IS_DELTA=False, CENTERED=True, ROTARY_DIM=128)
 compile(project_convolve_kernel, 4, other_weight_ptr=None)
 compile(project_convolve_kernel, 4)
 compile(project_convolve_kernel, 4, BLOCK_M=16, BLOCK_N=16, BLOCK_K=256)

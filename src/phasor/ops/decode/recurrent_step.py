@@ -8,7 +8,6 @@ still run, and as it has all value features of the result it normalizes and gate
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,9 +17,8 @@ from phasor.ops.launch import next_power_of_2
 from phasor.ops.pdl import compute_early, pdl_launch, pdl_start_next, pdl_wait_alone
 from phasor.ops.rope.kernels import cos_sin
 
-ELEMENTS_PER_WARP = 2048  # of a state: 64 registers of a thread
+ELEMENTS_PER_WARP = 4096  # of a state: 128 registers of a thread, so that a processor has two programs of four warps
 MAX_WARPS = 16
-MAX_REGISTERS = 128  # of a thread, so that a processor has two programs of eight warps: one loads, one computes
 FEW_PROGRAMS = 128  # about as many as a GPU has processors: each has one for itself, and no other hides its loads
 
 
@@ -158,15 +156,13 @@ def recurrent_step(
     increments, factor, rotary_dim, adjacent = args.rope or (None, 1.0, 0, False)
     block_k, block_v = next_power_of_2(key_dim), next_power_of_2(value_dim)
     num_warps = min(MAX_WARPS, max(1, block_k * block_v // ELEMENTS_PER_WARP))
-    few = rows * heads <= FEW_PROGRAMS
-    limit = {} if few or num_warps > 8 or torch.version.hip is not None else {"maxnreg": MAX_REGISTERS}
     recurrent_step_kernel[(heads, rows)](
         x, gates, state, slots, args.log_rate, args.time_bias, args.log_decay, args.skip,
         norm.weight, norm.bias, stride_n, norm.offset, norm.eps, positions, increments, factor,
         key_dim**-0.5 if args.scaled else 1.0, args.key_eps, out, x.shape[1], gates.shape[1],
         GROUP_SIZE=group_size, GROUP=per_key_head, GATES=width, TIME=time, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         BLOCK_K=block_k, BLOCK_V=block_v, ROTARY_DIM=rotary_dim, ADJACENT=adjacent, IS_DELTA=args.is_delta,
-        CENTERED=norm.centered, PREFETCH=few, USE_PDL=pdl,
-        num_warps=num_warps, **limit, **pdl_launch(pdl),
+        CENTERED=norm.centered, PREFETCH=rows * heads <= FEW_PROGRAMS, USE_PDL=pdl,
+        num_warps=num_warps, **pdl_launch(pdl),
     )  # fmt: skip
     return out
