@@ -20,7 +20,7 @@ from phasor.kv_cache.paged import PagedKVCache
 from phasor.kv_cache.static import StaticKVCache
 from phasor.kv_cache.static_paged import StaticPagedKVCache
 from phasor.ops import constants, dispatch
-from phasor.ops.decode import experts_one_row, gemv
+from phasor.ops.decode import experts_one_row, gemv, split_k_gemm
 
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4, 6, 2]]
 
@@ -213,7 +213,23 @@ def test_logits_of_the_fused_step_over_pages(name, most, monkeypatch):
     ("rows", "dtype"), [(1, torch.bfloat16), (2, torch.bfloat16), (1, torch.float16), (2, torch.float16)]
 )
 def test_logits_in_half_precision_are_as_near_to_float64_as_those_of_plain_steps(rows, dtype):
-    model = build(tiny("rotary", embedding=phasor.EmbeddingConfig(tied=False))).to(dtype)
+    check_half_precision("llama", rows, dtype)
+
+
+@pytest.mark.usefixtures("large_tiles")
+@pytest.mark.parametrize("name", ["biases", "multiplier", "experts as in gpt-oss", "gated delta", "latent"])
+def test_projections_of_several_rows_by_the_split_k_kernel(name, monkeypatch):
+    monkeypatch.setattr(split_k_gemm, "BLOCK_K", 16)
+    used, multiply = [], split_k_gemm.split_k_gemm
+    monkeypatch.setattr(split_k_gemm, "split_k_gemm", lambda *args, **given: used.append(0) or multiply(*args, **given))
+    check_half_precision(name, 3, torch.bfloat16)
+    assert len(used) >= 2
+
+
+def check_half_precision(name: str, rows: int, dtype: torch.dtype) -> None:
+    """Three fused steps are about as far from float64 as plain ones."""
+    few = {"embedding": phasor.EmbeddingConfig(tied=False), "num_layers": 1, **MODELS[name]}
+    model = build(tiny("rotary", **few)).to(dtype)
     exact, ids = copy.deepcopy(model).double(), tokens(rows, 9)
     with torch.inference_mode():
         caches = [m.new_cache(rows, 16) for m in (model, model, exact)]

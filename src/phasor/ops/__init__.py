@@ -14,9 +14,9 @@ Kernels share one legend of names:
 - `num_queries num_keys num_heads num_kv_heads group_size`: sizes; `group_size` query heads share one key/value head
 - `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention, choices of
   a token in routing)
-- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_E BLOCK_T BLOCK_SPLITS BLOCK_PARTS`: a tile along features, vocabulary, heads,
-  heads of a group, experts, taps of a convolution, splits, splits that are combined at a time; `BLOCK_ROUTER`: inputs
-  of a router; `BLOCK`: along the only dimension there is; `BLOCK_TILE`: the part of a `BLOCK` held at a time
+- `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_E BLOCK_T BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a
+  group, experts, taps of a convolution, splits; `BLOCK_ROUTER`: inputs of a router; `BLOCK`: along the only dimension
+  there is; `BLOCK_TILE`: the part of a `BLOCK` held at a time
 - `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS SPLIT_SIZE TOP_K NUM_KNOTS PAGE_SIZE`: sizes known
   when the kernel is compiled; `PAGE_SIZE` is 0 without pages
 - `STRIDE_...`: strides known when the kernel is compiled; `CONTIGUOUS`: how many features in a row are contiguous

@@ -31,6 +31,7 @@ from phasor.ops.decode import (
     project_activate_ref,
     project_ref,
     small_gemm_ref,
+    split_k_gemm,
 )
 
 
@@ -241,7 +242,6 @@ def check_attention(case, splits, has_sink_logits, bias=None):
         qkv, keys, values, lengths, positions, torch.empty(rows, groups * shared * dim), workspace, **given
     )
     assert relative_change(found.double(), expected) < 2e-6
-    assert int(workspace.arrived.abs().sum()) == 0
     caches = before[0].double(), before[1].double()
     wide_norms = norms and QKNormArgs(norms.q_weight.double(), norms.k_weight.double(), norms.offset, norms.eps)
     given = {"scale": 0.3, "rope": rope, "qk_norm": wide_norms, "sink_tokens": sinks, "sink_logits": sink_logits}
@@ -326,7 +326,6 @@ def test_attention_over_pages(case, splits, rows):
         qkv, keys, values, lengths, positions, out, workspace, tiles=tiles, **given
     )
     assert relative_change(found.double(), expected) < 2e-6
-    assert int(workspace.arrived.abs().sum()) == 0
     for found_cache, reference_cache, exact in zip((keys, values), wide, after, strict=True):
         torch.testing.assert_close(reference_cache, exact, atol=1e-12, rtol=0, equal_nan=True)
         torch.testing.assert_close(found_cache.double(), exact, atol=2e-6, rtol=0, equal_nan=True)
@@ -374,3 +373,36 @@ def test_phases_are_exact_up_to_position_2_to_the_36():
     decode_attention.decode_attention(qkv.flatten(1), keys, values, *given, scale=1.0, rope=rope, tiles=tiles)
     expected = torch.cat(cos_sin_of(positions[:, None], inc, torch.float64), dim=-1)
     assert (keys[:, 0, 0].double() - expected).abs().max() < 2e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(2, 128, 37), (3, 512, 70), (16, 768, 96), (9, 2048, 64), (5, 384, 20)]
+)
+def test_split_k_gemm(rows, inputs, outputs, dtype):
+    x, weight = randn(rows, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype)
+    bias, residual = randn(outputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
+    sums, exact = split_k_gemm.SplitKSums(rows, DEVICE), x.double() @ weight.double().mT
+    assert split_k_gemm.split_k_gemm_why_not(x, weight) is None
+
+    def multiply(given=weight, width=outputs, out=None, **options):
+        out = torch.empty(rows, width, dtype=dtype) if out is None else out
+        return split_k_gemm.split_k_gemm(x, given, out, sums, **options).double()
+
+    assert relative_change(multiply(), exact) < ROUNDING[dtype]
+    found = multiply(out=residual.clone(), bias=bias, residual=residual, multiplier=0.5)
+    assert relative_change(found, residual.double() + 0.5 * (exact + bias.double())) < ROUNDING[dtype]
+    active = activate_ref(exact + bias.double(), "relu2", glu=False)
+    assert relative_change(multiply(bias=bias, activation="relu2"), active) < ROUNDING[dtype]
+    both, biases = randn(2 * outputs, inputs, dtype=dtype), randn(2 * outputs, dtype=dtype)
+    gated = activate_ref(x.double() @ both.double().mT + biases.double(), "silu", glu=True)
+    assert relative_change(multiply(both, bias=biases, activation="silu", glu=True), gated) < 2 * ROUNDING[dtype]
+    assert not sums.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 40), (7, 256)])
+def test_norm_of_rows(rows, width, dtype):
+    x, weight = randn(rows, width, dtype=dtype), randn(width, dtype=dtype)
+    found = gemv.normalize(x, NormArgs(weight, 1.0, 1e-3))
+    assert relative_change(found.double(), rms_norm(x.double(), weight.double(), 1.0, 1e-3)) < ROUNDING[dtype]

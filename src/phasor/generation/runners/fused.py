@@ -2,10 +2,10 @@
 
 For one row (up to 64 in bfloat16 with quantized weights) every projection is a kernel that reads its weights once: norm
 and queries, keys and values; attention; output and residual; norm, gate and up; down and residual. With more rows the
-projections are GEMMs of torch, and the kernels do what lies between them. Where heads keep a state, the kernel of
-the projection convolves too, and that of attention goes on from the state and normalizes and gates the result. A
-mixture of experts reads the experts in use alone, and is two kernels more, the router and its choice; none more for a
-single row and a small router.
+norm is another kernel, and projections are split-K GEMMs (up to 16 rows in 16 bits) or GEMMs of torch. Where heads keep
+a state, the kernel of the projection convolves too, and that of attention goes on from the state and normalizes and
+gates the result. A mixture of experts reads the experts in use alone, and is two kernels more, the router and its
+choice; none more for a single row and a small router.
 
 An attention or a feed-forward network that no kernel computes runs as the module it is, between the same kernels.
 """
@@ -186,8 +186,8 @@ class FusedStep:
             experts_one_row,
             gemv,
             lm_head_argmax,
+            split_k_gemm,
         )
-        from phasor.ops.norm.kernels import norm_forward
 
         config, device, dtype = model.config, buffers.tokens.device, model.tokens.dtype
         rows, stack = len(buffers.tokens), cast(Stack, model.decoder)
@@ -198,11 +198,12 @@ class FusedStep:
         self.one_row: Any = experts_one_row
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
-        self.norm_forward: Any = norm_forward
+        self.split_k: Any = split_k_gemm
         linears = linears_of(stack)
         quantized = linears and all(isinstance(part, QuantizedLinear) for part in linears)
         self.few = rows <= (gemv.MAX_GEMV_ROWS_QUANTIZED.get(dtype, 1) if quantized else gemv.MAX_GEMV_ROWS)
         self.pdl = supports_pdl(device)
+        self.sums = None if self.few or rows > split_k_gemm.MAX_ROWS else split_k_gemm.SplitKSums(rows, device)
         self.buffers, self.cache = buffers, buffers.cache
         self.positions = self.cache.next_positions.view(-1)
         self.embedding, self.head, self.norm = model.tokens, cast(LogitsHead, model.head), stack.norm
@@ -211,7 +212,7 @@ class FusedStep:
         self.stack, self.adds_to_input = stack, "input" in config.position.acts_on
         self.outputs: dict[tuple[int, str], Tensor] = {}  # of projections, by their width and use, which layers share
         self.fused_attentions = [self.build_attention(index) for index in range(config.num_layers)]
-        self.needs_contexts = any(fused is None or fused.adds_bias for fused in self.fused_attentions)
+        self.needs_contexts = any(fused is None or fused.takes_context for fused in self.fused_attentions)
         self.fused_networks = [network_why_not(*each) is None for each in layers_of(stack)]
         self.logits = self.output(config.vocab_size)
         self.x = torch.empty_like(self.output(config.dim))
@@ -268,7 +269,7 @@ class FusedStep:
 
     def add_module(self, x: Tensor, module: Callable[[Tensor], Tensor], norm: nn.Module) -> None:
         """`x += multiplier * module(norm(x))`."""
-        x.add_(module(norm(x)[:, None])[:, 0], alpha=self.multiplier)
+        x.add_(module(self.normalize(x, norm)[:, None])[:, 0], alpha=self.multiplier)
 
     def embed(self) -> Tensor:
         """The vectors of the tokens."""
@@ -293,12 +294,23 @@ class FusedStep:
     ) -> Tensor:
         """`linear(norm(x))`, convolved where there is a convolution, and then the `other` of `project_convolve` too."""
         if not self.few:
-            y = linear(self.normalize(x, norm))
+            x = self.normalize(x, norm)
+            y = self.multiply(x, linear, out) if self.splits(x, linear) else linear(x)
             return y if convolution is None else self.convolutions.convolve(y, convolution, pdl=self.pdl)
         given = {"norm": self.norm_args(norm), "bias": linear.bias, "pdl": self.pdl}
         if convolution is not None:
             return self.convolutions.project_convolve(x, matrix(linear), out, convolution, other=other, **given)
         return self.kernels.project(x, matrix(linear), out, **given)
+
+    def splits(self, x: Tensor, linear: nn.Linear | QuantizedLinear) -> bool:
+        """Whether `linear(x)` is by the split-K kernel."""
+        plain = self.sums is not None and isinstance(linear, nn.Linear)
+        return plain and self.split_k.split_k_gemm_why_not(x, linear.weight) is None
+
+    def multiply(self, x: Tensor, linear: nn.Linear | QuantizedLinear, out: Tensor, **given: Any) -> Tensor:
+        """`linear(x)` by the split-K kernel, with the activation or residual that is given."""
+        given |= {"bias": linear.bias, "pdl": self.pdl}
+        return cast(Tensor, self.split_k.split_k_gemm(x, linear.weight, out, self.sums, **given))
 
     def add(self, y: Tensor, linear: nn.Linear | QuantizedLinear, x: Tensor, norm: nn.Module | None = None) -> None:
         """`x += multiplier * linear(norm(y))`."""
@@ -306,6 +318,8 @@ class FusedStep:
             given = {"residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
             norm_args = None if norm is None else self.norm_args(norm)
             self.kernels.project(y, matrix(linear), x, norm=norm_args, bias=linear.bias, **given)
+        elif self.splits(y, linear):
+            self.multiply(y, linear, x, residual=x, multiplier=self.multiplier)
         elif isinstance(linear, nn.Linear) and linear.bias is None:
             x.addmm_(y, linear.weight.t(), alpha=self.multiplier)
         else:
@@ -316,7 +330,10 @@ class FusedStep:
         activation, glu = ACTIVATIONS[network.config.activation.kind], network.config.gated
         out = self.output(network.down.in_features)
         if not self.few:
-            return self.kernels.activate(network.up(self.normalize(x, norm)), out, activation, glu=glu)
+            x = self.normalize(x, norm)
+            if self.splits(x, network.up):
+                return self.multiply(x, network.up, out, activation=activation, glu=glu)
+            return self.kernels.activate(network.up(x), out, activation, glu=glu)
         given = {"norm": self.norm_args(norm), "bias": network.up.bias, "pdl": self.pdl}
         return self.kernels.project_activate(x, matrix(network.up), out, activation, glu=glu, **given)
 
@@ -374,8 +391,7 @@ class FusedStep:
         """`norm(x)` by its kernel, however few elements there are: a graph launches it as fast as any other."""
         if not isinstance(norm, RMSNorm):
             return cast(Tensor, norm(x))
-        args = self.norm_args(norm)
-        return self.norm_forward(x, None, args.weight, None, args.eps, args.offset, False, x.dtype)[1]
+        return cast(Tensor, self.kernels.normalize(x, self.norm_args(norm), pdl=self.pdl))
 
     def norm_args(self, norm: nn.Module) -> NormArgs:
         """A norm as the kernels take it."""

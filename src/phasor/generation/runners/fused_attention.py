@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from phasor.config.model import Layer
 from phasor.nn.attention.base import Attention, AttentionContext
+from phasor.nn.attention.latent.module import LatentAttention
 from phasor.nn.attention.recurrent import RecurrentAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.norm import RMSNorm
@@ -24,7 +25,7 @@ Biases = dict[tuple[int, int], Tensor]  # of scores, by scheme and keys
 class FusedAttention(Protocol):
     """The attention of one layer, by kernels."""
 
-    adds_bias: bool  # to scores, for which it takes the layer's context
+    takes_context: bool  # of the layer
 
     def __call__(self, x: Tensor, norm: nn.Module, ctx: AttentionContext | None, biases: Biases) -> None:
         """`x += multiplier * attention(norm(x))`."""
@@ -36,6 +37,8 @@ def fused_attention(
     """The kernels for the attention of a layer, which has no `decode_kernel_why_not`."""
     if isinstance(attention, RecurrentAttention):
         return FusedRecurrent(step, attention, scheme, index)
+    if isinstance(attention, LatentAttention):
+        return FusedLatent(step, attention)
     return FusedSoftmax(step, cast(SoftmaxAttention, attention), layer, scheme, index)
 
 
@@ -60,7 +63,7 @@ class FusedSoftmax:
             "sink_logits": attention.sinks,
             **cache.kernel_args(index),  # where a row's tokens are
         }
-        self.adds_bias = "scores" in layer.position.acts_on
+        self.takes_context = "scores" in layer.position.acts_on  # for a bias
 
     def __call__(self, x: Tensor, norm: nn.Module, ctx: AttentionContext | None, biases: Biases) -> None:
         step, attention = self.step, self.attention
@@ -72,7 +75,7 @@ class FusedSoftmax:
             step.positions,
             step.heads,
             step.workspace,
-            bias=bias_row(ctx, biases) if self.adds_bias and ctx is not None else None,
+            bias=bias_row(ctx, biases) if self.takes_context and ctx is not None else None,
             pdl=step.pdl,
             **self.given,
         )
@@ -88,7 +91,7 @@ class FusedRecurrent:
     several heads.
     """
 
-    adds_bias = False
+    takes_context = False
 
     def __init__(self, step: FusedStep, attention: RecurrentAttention, scheme: Position, index: int) -> None:
         from phasor.ops.decode.recurrent_step import recurrent_step
@@ -127,6 +130,31 @@ class FusedRecurrent:
             else:
                 gates = step.project(x, self.gates, gates, norm)
         return step.project(x, linear, out, norm, conv, other), gates
+
+
+class FusedLatent:
+    """The projections of latent attention with norms, output and residual; what lies between is the module's."""
+
+    takes_context = True
+
+    def __init__(self, step: FusedStep, attention: LatentAttention) -> None:
+        self.step, self.attention = step, attention
+
+    def __call__(self, x: Tensor, norm: nn.Module, ctx: AttentionContext | None, biases: Biases) -> None:
+        step, attention = self.step, self.attention
+        given = (x, norm) if step.few else (step.normalize(x, norm), nn.Identity())  # once for both projections
+        kv = self.project("kv_down", *given)
+        if attention.config.q_rank is None:
+            q = self.project("q", *given)
+        else:
+            q = self.project("q_up", self.project("q_down", *given), attention.q_norm)
+        y = attention.attend(q[:, None], kv[:, None], cast(AttentionContext, ctx))
+        step.add(y[:, 0], attention.out, x)
+
+    def project(self, name: str, x: Tensor, norm: nn.Module) -> Tensor:
+        """`norm(x)` by one of the projections."""
+        linear = getattr(self.attention, name)
+        return self.step.project(x, linear, self.step.output(linear.out_features, name), norm)
 
 
 def plain_weights(*linears: nn.Module) -> bool:

@@ -1,8 +1,8 @@
 """The kernels of a decoding step and their references.
 
 `embedding`, `decode_attention`, `convolve`, `recurrent_step`, `experts`, `experts_one_row`, `gemv`, `small_gemm`,
-`int4_tiles`, `lm_head_argmax` and `reorder_cache` are modules of Triton kernels, to be imported where Triton is
-installed. This package itself has their arguments and references, and imports without Triton.
+`split_k_gemm`, `int4_tiles`, `lm_head_argmax` and `reorder_cache` are modules of Triton kernels, to be imported where
+Triton is installed. This package itself has their arguments and references, and imports without Triton.
 """
 
 from phasor.ops.decode.arguments import (

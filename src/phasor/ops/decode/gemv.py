@@ -1,4 +1,7 @@
-"""Projections of a few rows (GEMV), bound by reading their weights: norm, bias, activation and residual are fused."""
+"""Projections of a few rows (GEMV), bound by reading their weights: norm, bias, activation and residual are fused.
+
+With more rows a norm or an activation is a kernel by itself.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -14,7 +17,7 @@ from torch import Tensor
 from phasor.ops.decode.arguments import NormArgs
 from phasor.ops.decode.small_gemm import small_gemm
 from phasor.ops.decode.tiles import Tiles, choose_tiles
-from phasor.ops.pdl import pdl_launch
+from phasor.ops.pdl import pdl_launch, pdl_wait
 from phasor.ops.quantized import Int4Matrix, Matrix
 
 MAX_GEMV_ROWS = 1  # for more rows a matrix multiplication of torch is faster
@@ -112,6 +115,20 @@ def activate_kernel(x_ptr, out_ptr, N, ACTIVATION: tl.constexpr, GLU: tl.constex
     tl.store(out_ptr + row * N + offs_n, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def normalize_kernel(
+    x_ptr, norm_ptr, norm_offset, eps, out_ptr, D, BLOCK_D: tl.constexpr, USE_PDL: tl.constexpr
+):  # fmt: skip
+    """A row of `x [M, D]`: the RMS norm."""
+    offs_d, row = tl.arange(0, BLOCK_D), tl.program_id(0).to(tl.int64)
+    mask = offs_d < D
+    weight = norm_offset + tl.load(norm_ptr + offs_d, mask=mask, other=0.0).to(tl.float32)
+    pdl_wait(USE_PDL)
+    x = tl.load(x_ptr + row * D + offs_d, mask=mask, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / D + eps) * weight
+    tl.store(out_ptr + row * D + offs_d, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
 class LaunchArguments(NamedTuple):
     """What every projection kernel is launched with: its tiles, its first arguments, and its keyword arguments."""
 
@@ -191,4 +208,13 @@ def activate(x: Tensor, out: Tensor, activation: str, *, glu: bool) -> Tensor:
     """`act(x)` into `out [rows, outputs]`; with `glu`, `act(gate) * up` of the first and the second half of `x`."""
     rows, outputs = out.shape
     activate_kernel[(triton.cdiv(outputs, 1024), rows)](x, out, outputs, activation, glu, 1024)
+    return out
+
+
+def normalize(x: Tensor, norm: NormArgs, *, pdl: bool = False) -> Tensor:
+    """The RMS norm of rows `[rows, D]`."""
+    out, (rows, width) = torch.empty_like(x), x.shape
+    block_d = triton.next_power_of_2(width)
+    num_warps = max(1, min(8, block_d // 512))
+    normalize_kernel[rows,](x, *norm, out, width, block_d, pdl, num_warps=num_warps, **pdl_launch(pdl))
     return out

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,14 @@ from phasor.nn.adapted import effective_weight
 from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, attend
 from phasor.nn.attention.latent.config import LatentAttentionConfig
 from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen, queries_at_once
-from phasor.nn.norm import build_norm
+from phasor.nn.norm import RMSNorm, build_norm
 from phasor.ops.attention import Mask, prepare_mask, takes_narrow_values
+
+Choose = Callable[[Tensor, AttentionContext], Tensor | None]  # the tokens that are attended to; None for all
+
+
+def choose_all(kept: Tensor, ctx: AttentionContext) -> None:
+    """All tokens are attended to."""
 
 
 class LatentAttention(Attention, config=LatentAttentionConfig):
@@ -69,18 +76,26 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
     def keep_part(self, index: int, count: int) -> None:
         self.num_heads //= count
 
-    def latents(self, x: Tensor) -> Tensor:
-        """What tokens keep, `[B, T, 1, rope + rank]`, before positions: a key for all heads and a latent vector."""
-        key, latent = self.kv_down(x).split((self.sizes.rope, self.sizes.rank), dim=-1)
-        return torch.cat((key, self.kv_norm(latent)), dim=-1)[:, :, None]
+    def decode_kernel_why_not(self) -> str | None:
+        if self.config.indexer is not None:
+            return "an indexer chooses the keys"
+        return None if self.config.q_rank is None or isinstance(self.q_norm, RMSNorm) else "queries have no RMS norm"
+
+    def decode_projections(self) -> Iterator[nn.Module]:
+        yield from (self.q,) if self.config.q_rank is None else (self.q_down, self.q_up)
+        yield from (self.kv_down, self.out)
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         ctx = ctx.for_layer(x)
         source = x if self.config.q_rank is None else self.q_norm(self.q_down(x))  # [B, T, q_rank]
-        q = (self.q if self.config.q_rank is None else self.q_up)(source).unflatten(-1, (self.num_heads, self.head_dim))
-        q = ctx.position.on_query(q, ctx.prepared)  # [B, T, H, D]
-        (kept,) = ctx.step.update(latents=ctx.position.on_key(self.latents(x), ctx.prepared))  # [B, S, 1, rope + rank]
-        chosen = self.choose(x, source, kept, ctx)
+        q = (self.q if self.config.q_rank is None else self.q_up)(source)
+        return self.out(self.attend(q, self.kv_down(x), ctx, partial(self.choose, x, source)))  # [B, T, dim]
+
+    def attend(self, q: Tensor, kv: Tensor, ctx: AttentionContext, choose: Choose = choose_all) -> Tensor:
+        """The weighted values of all heads `[B, T, H * value]`, of projected queries and of what `kv_down` gives."""
+        q = ctx.position.on_query(q.unflatten(-1, (self.num_heads, self.head_dim)), ctx.prepared)  # [B, T, H, D]
+        (kept,) = ctx.step.update(latents=ctx.position.on_key(self.latents(kv), ctx.prepared))  # [B, S, 1, rope + rank]
+        chosen = choose(kept, ctx)
         score_mod = ctx.score_mod(**self.score_options())
         if self.config.indexer is not None and chosen is not None:
             block = queries_at_once(self.config.indexer, kept)
@@ -92,7 +107,12 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
             if not takes_narrow_values(q, k, v, ctx.mask, score_mod):
                 v = F.pad(v, (0, max(0, self.head_dim - self.sizes.value)))
             y = attend(q, k, v, ctx, score_mod)[..., : self.sizes.value]  # [B, T, H, value]
-        return self.out(y.flatten(-2))  # [B, T, dim]
+        return y.flatten(-2)
+
+    def latents(self, kv: Tensor) -> Tensor:
+        """What tokens keep, `[B, T, 1, rope + rank]`, before positions: a key for all heads and a latent vector."""
+        key, latent = kv.split((self.sizes.rope, self.sizes.rank), dim=-1)
+        return torch.cat((key, self.kv_norm(latent)), dim=-1)[:, :, None]
 
     def choose(self, x: Tensor, source: Tensor, kept: Tensor, ctx: AttentionContext) -> Tensor | None:
         """The tokens that are attended to, `[B, T, top_k]`; None for all.
