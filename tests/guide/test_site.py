@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from sphinx_extensions.colors import COLORS  # noqa: E402
 from sphinx_extensions.docstrings import to_markdown  # noqa: E402
 from sphinx_extensions.mathml import to_mathml  # noqa: E402
 
+FULL = os.environ.get("PHASOR_EXAMPLES") == "full"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
 
@@ -59,12 +61,14 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder with both languages, built by the commands of `make docs`, at once."""
+    """The folder with both languages, built by the commands of `make docs`, at once; in `make test` of few figures."""
     folder = tmp_path_factory.mktemp("site")
     recipes = re.findall(r"^docs-(?:en|zh): .*\n\t\$\(SITE\) (.*)$", MAKEFILE, re.MULTILINE)
     sphinx = re.search(r"^SITE := \$\(BIN\)/python (.*)$", MAKEFILE, re.MULTILINE)[1]
     assert len(recipes) == 2
     assert {"-W", "-n"} <= set(sphinx.split())
+    if not FULL:
+        sphinx = sphinx.replace("-m sphinx", str(Path(__file__).with_name("sphinx_of_few_figures.py")))
     arguments = [f"{sphinx} {recipe}".replace("build/docs", str(folder)).split() for recipe in recipes]
     running = [subprocess.Popen([sys.executable, *a], cwd=ROOT, stderr=subprocess.PIPE, text=True) for a in arguments]
     for process in running:
@@ -332,7 +336,7 @@ def test_links_to_the_lab_name_what_its_views_know(chromium, pages):
     """Every key of a state is one that the view reads."""
     links = {link for page in pages.values() for link in page.links if link.startswith("http://127.0.0.1:8765/#/")}
     assert len(links) > 5
-    with serve() as lab:
+    with serve(computing=0) as lab:
         one = visit(chromium, lab).open("parts")
         for link in links:
             view, _, query = link.partition("#/")[2].partition("?")
