@@ -10,11 +10,13 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from unittest import mock
 from urllib.parse import urlsplit
 
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 
+from phasor.lab import server as lab_server
 from phasor.lab.server import PAGE, VIEWS, build_app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -120,13 +122,14 @@ class Visit:
 
 
 @contextmanager
-def serve(folders=(), **options):
-    """The address of a server in a thread, until the block is left."""
+def serve(folders=(), computing=1, **options):
+    """The address of a server in a thread, until the block is left; each process that computes has to import torch."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         base = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        app = build_app(folders, **options)
+        with mock.patch.object(lab_server, "COMPUTING", computing):
+            app = build_app(folders, **options)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

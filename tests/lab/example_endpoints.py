@@ -4,7 +4,6 @@ import os
 import time
 
 import numpy
-import torch
 
 from phasor.lab.endpoints import LabRequest, Matrix, bounded_field, register
 
@@ -43,14 +42,14 @@ def work(request):
 
 
 def allocate(request):
-    return {"last": int(torch.ones(request.size, dtype=torch.uint8)[-1])}
+    return {"last": int(numpy.ones(request.size, "u1")[-1])}
 
 
 KEPT = []
 
 
 def keep(request):
-    KEPT.append(torch.ones(request.size, dtype=torch.uint8))
+    KEPT.append(numpy.ones(request.size, "u1"))
     return {"worker": os.getpid()}
 
 
