@@ -18,9 +18,10 @@ demo: .venv/ready
 # Processes of tests keep their bytecode, whatever the environment says: each would compile all of phasor again.
 test test-full test-gpu families: export PYTHONDONTWRITEBYTECODE =
 
-# A file's tests run in one process, so that what they share (trained models, servers, compiled code) is made once.
+# A file's tests run in one process, so that what they share (trained models, servers, compiled code) is made once. Files
+# run in their order: the last ones are doctests, which are short, so that no process waits for another at the end.
 test: .venv/ready lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-full: .venv/ready lint browser
 	OMP_NUM_THREADS=1 PHASOR_EXAMPLES=full $(BIN)/python -m pytest -n auto
