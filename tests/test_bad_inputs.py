@@ -92,6 +92,7 @@ def split(names: dict[str, object], seed: int) -> list[object]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", split(COMMANDS, 0))
 def test_a_bad_command(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_command(place, name, capsys)

@@ -30,7 +30,7 @@ def compile_fullgraph(model: Any, backend: Any = "aot_eager") -> Any:
     return torch.compile(model, fullgraph=True, backend=backend)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FIXED)
 def test_schemes_of_fixed_frequency_are_one_graph(name):
     model, ids, near = build(tiny(name, num_layers=1)), tokens(2, 12), torch.arange(12)
@@ -81,7 +81,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("window", [{}, {"window": 4, "sink_tokens": 1}], ids=["whole", "window"])
 def test_masks_are_in_the_graph(window, given):
@@ -91,7 +91,7 @@ def test_masks_are_in_the_graph(window, given):
     assert relative_change(logits, expected) < SAME
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -58,13 +58,13 @@ def check(config: Any, count: int = 40, graphs: int = 1, **args: Any) -> None:
     assert counter.frame_count == graphs
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme(name):
     check(tiny(name, num_layers=3))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme_in_a_window(name):
     check(tiny(name, num_layers=3, attention={"window": 8, "sink_tokens": 2}))
@@ -88,7 +88,7 @@ PADDING = torch.arange(40) >= torch.tensor([[0], [5]])
 DOCUMENTS = torch.arange(40).expand(2, -1) // 15
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize("given", ["attention_mask", "document_ids", "prefix_length"])
 def test_masks(given, window):

@@ -57,7 +57,7 @@ def test_the_check_notices_a_square_tensor():
         model(ids, record=Record("attention"))
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("shape", ["decoder", "encoder"])
@@ -66,7 +66,7 @@ def test_masks_and_biases_are_never_square(name, shape, window, given):
     check_nothing_square(tiny(name, **NARROW, shape=shape, attention={"window": window}), **GIVEN[given])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("shape", ["decoder", "encoder"])
 @pytest.mark.parametrize("name", ["shaw", "shaw-bert", "disentangled", "transformerxl", "cope", "profiles"])
 def test_products_with_vectors_of_the_distance_are_never_square(name, shape):
@@ -76,7 +76,7 @@ def test_products_with_vectors_of_the_distance_are_never_square(name, shape):
         model(tokens(1, COUNT))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", ["rotary", "t5"])
 def test_masks_of_cross_attention_are_never_square(name, given):

@@ -455,6 +455,7 @@ def test_padding_may_have_negative_positions_and_positions_any_integer_dtype():
             model(ids, position_ids=positions.float())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["yarn", "longrope"])
 def test_a_compiled_model_is_one_graph(name):
     model = build(name)

@@ -89,7 +89,7 @@ def refuses(folder, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_quantized_folder_is_what_it_stands_for(name, family, models, tmp_path):
@@ -106,7 +106,7 @@ def test_a_quantized_folder_is_what_it_stands_for(name, family, models, tmp_path
     assert read_config(tmp_path / "quantized") == read_config(tmp_path / "plain")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", names())
 def test_every_family_reads_quantized_folders(name, tmp_path):
     """Every matrix but tables in float8, with a scale per block of three rows and five columns."""

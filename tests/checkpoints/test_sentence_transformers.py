@@ -93,7 +93,7 @@ def change_config(folder, module="1_Pooling", **fields):
 
 class TestSentences:
     @torch.no_grad()
-    @pytest.mark.sample(27)
+    @pytest.mark.sample(14)
     @pytest.mark.parametrize(("normalize", "newer"), [(False, False), (True, False), (True, True)])
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("cls", SENTENCE_CLASSES, ids=lambda cls: cls.__name__)

@@ -258,7 +258,7 @@ def assert_near(found, theirs, run):
             assert difference <= 4 * float((run(wide) - expected).abs().max())
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(9)
 @torch.no_grad()
 def test_the_text_part_computes_what_the_whole_does_of_text(whole, tmp_path, capsys):
     name, theirs, folder = whole

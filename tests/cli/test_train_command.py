@@ -495,7 +495,7 @@ def test_yaml_needs_a_package(monkeypatch: pytest.MonkeyPatch, place: Path, run_
 PRESET_NAMES = ["transformer-base", "gpt-2", "llama-3.1", "palm", "t5", "bert", "deepnet", "grok-1"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_presets_train_by_name(name: str, run_phasor: CommandRunner) -> None:
     task = {"encoder-decoder": "translation", "encoder": "mlm", "decoder": "lm"}[phasor.preset(name).shape]

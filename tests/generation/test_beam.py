@@ -31,7 +31,7 @@ def exhaustive(
     return sorted(found, reverse=True)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("stop", [(), (2,), (0, 4)], ids=["no stop", "one stop", "two stops"])
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0, -1.0])
 def test_enough_beams_search_everything(penalty: float, stop: tuple[int, ...]) -> None:
@@ -220,6 +220,7 @@ def compare(name: str, width: int, penalty: float, early: bool | str, **forced: 
     assert shorter > 0 or penalty > 1  # which favors the longest
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", ["llama_plain", "gpt_2"])
 @pytest.mark.parametrize(("width", "penalty", "early"), SEARCHES)
 def test_beams_are_those_of_transformers(name: str, width: int, penalty: float, early: bool | str) -> None:

@@ -60,6 +60,7 @@ def count_reads(model: phasor.Transformer, monkeypatch: pytest.MonkeyPatch) -> l
     return reads
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_k": 40, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", MODELS)
 def test_turns_equal_a_generate_over_the_whole_text(name: str, sampling: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def test_logits_equal_those_of_eager_steps(name, view, monkeypatch):
             assert relative_change(runner.step(ids[:, position].tolist()), expected) < SAME
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.cpu_only("on a GPU a step is a CUDA graph")
 @pytest.mark.parametrize("attention", [VIEWS["whole"], VIEWS["window"], VIEWS["sinks"], CAPPED], ids=str)
 @pytest.mark.parametrize("name", ["rotary", "rotary-yarn", "alibi", "t5", "learned", "xpos"])

@@ -119,7 +119,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize(("rows", "most"), [(1, 16), (3, 16), (3, 2)])
 @pytest.mark.parametrize("name", MODELS)
@@ -172,7 +172,7 @@ def check_logits(name: str, rows: int) -> None:
         assert buffers.cache.counts.tolist() == [n + 4 for n in real.sum(-1).tolist()]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("most", [16, 2])
 @pytest.mark.parametrize("name", MODELS)
@@ -208,6 +208,7 @@ def test_logits_of_the_fused_step_over_pages(name, most, monkeypatch):
         assert not any(x[0].any() for x in tensors.values())  # the page of rows that have none
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize(
     ("rows", "dtype"), [(1, torch.bfloat16), (2, torch.bfloat16), (1, torch.float16), (2, torch.float16)]
@@ -255,6 +256,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("options", CALLS, ids=str)
 def test_fused_generation_gives_the_same_tokens(options, request):

@@ -25,7 +25,7 @@ PROMPTS = [[9], PROMPT, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [40, 41]]
 TOLERANCE = 1e-4  # float32, logits of order 1: the order of summation differs with and without a cache
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_greedy_is_the_likeliest_token_of_a_fresh_forward(scheme: str) -> None:
     model = speaker(scheme)
@@ -47,7 +47,7 @@ def test_greedy_on_both_sides_of_the_trained_length(scheme: str, count: int) -> 
     assert generate(model, PROMPT, max_new_tokens=count) == greedy_ref(model, PROMPT, count)
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["sinusoidal", "learned", "t5", "alibi", "rotary", "xpos", "mrope", *BY_LENGTH])
 def test_a_ragged_batch_equals_each_prompt_alone(scheme: str, view: str) -> None:
@@ -155,6 +155,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("way", WAYS)
 def test_stream_yields_what_generate_returns(way: str) -> None:
     model = speaker()
@@ -165,6 +166,7 @@ def test_stream_yields_what_generate_returns(way: str) -> None:
     assert [token for step in steps for token in step.tokens] == expected
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("way", [*WAYS, "beams"])
 def test_log_probabilities_are_those_of_the_full_forward(way: str) -> None:
     """Of the model with its penalties, before temperature and filters."""
@@ -209,6 +211,7 @@ def broken(*_: object) -> None:
     raise RuntimeError("broken")
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_model_can_be_trained_after_generation(scheme: str) -> None:
     """Nothing that generation made without gradients is kept and met again."""
@@ -238,6 +241,7 @@ def contrastive_ref(model: Transformer, prompt: list[int], count: int, alpha: fl
     return text[len(prompt) :]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("alpha", "width"), [(0.6, 4), (1.0, 3)])
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "learned", "rotary-dynamic-ntk"])
 def test_contrastive_search(scheme: str, alpha: float, width: int) -> None:
@@ -270,7 +274,7 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[KVCache]:
 ENDLESS = {"max_new_tokens": None, "temperature": 1.0, "seed": 5}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("attention", [{"window": 8}, {"window": 8, "sink_tokens": 2}], ids=["window", "sinks"])
 @pytest.mark.parametrize("scheme", ["rotary", "alibi", "t5", "none", "sinusoidal", "rotary-yarn"])
 def test_streams_without_end_stay_exact(scheme: str, attention: dict[str, int], caches: list[KVCache]) -> None:

@@ -63,6 +63,7 @@ def family(name):
     return model, {"start": 1} if model.encoder is not None else {}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("graph_steps")
 @pytest.mark.parametrize("name", RUNNERS)
 def test_families(name):

@@ -108,6 +108,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
 def test_tokens_are_those_of_transformers(shape: str, name: str, cases: dict[str, Case]) -> None:

@@ -55,7 +55,7 @@ def somewhat_like(model: Transformer, much: float) -> Transformer:
     return draft
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_greedy_with_a_draft_is_greedy(scheme: str, acceptance: list[tuple[int, int]]) -> None:
     model = speaker(scheme)
@@ -65,6 +65,7 @@ def test_greedy_with_a_draft_is_greedy(scheme: str, acceptance: list[tuple[int, 
     assert 0 < num_accepted < drafted
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("view", ["window", "sinks"])
 @pytest.mark.parametrize("scheme", ["t5", "rotary", "learned", "xpos", "rotary-dynamic-yarn"])
 def test_greedy_with_a_draft_past_a_window(scheme: str, view: str, acceptance: list[tuple[int, int]]) -> None:
@@ -93,6 +94,7 @@ def test_a_draft_that_is_the_model_is_always_right(acceptance: list[tuple[int, i
     assert acceptance == [(4, 4)] * 4  # and each time one token more
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["none", "t5", "rotary", "rotary-dynamic-ntk"])
 def test_greedy_with_lookup_is_greedy(scheme: str, view: str, acceptance: list[tuple[int, int]]) -> None:
@@ -199,7 +201,7 @@ def tail(model: Transformer, fast: Transformer, seeds: int, options: dict[str, A
     return chi_square_tail(counts, torch.tensor(list(expected.values())))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drafter", ["draft", "lookup"])
 def test_samples_have_the_distribution_of_the_model(drafter: str, way: str, acceptance: list[tuple[int, int]]) -> None:

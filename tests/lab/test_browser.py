@@ -32,7 +32,7 @@ def check_look(visit, language):
         assert picture.get_attribute("aria-label")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("view", "width", "theme", "language"), QUICK_VIEWS, ids=str)
 def test_a_view_is_sound(open_page, view, width, theme, language):
     """No console error, no request off the machine, nothing serious from axe, no sideways scroll."""
@@ -164,7 +164,7 @@ def test_a_view_that_cannot_be_loaded_says_so(open_page):
     visit.errors.clear()  # the browser itself notes what it cannot load
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("view", [view for view in PRESENT if view not in ("sources", "runs")])
 def test_figures_are_downloaded_and_read_by_keyboard(open_page, view):
     """Each figure has CSV and SVG or PNG; arrow keys move a cursor whose read-out is spoken."""

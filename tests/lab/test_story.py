@@ -69,7 +69,7 @@ def test_order_is_shown_with_and_without_positions_in_the_language_of_the_page(o
     assert not positioned.is_visible()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("view", ["order", "encodings", "phasors", "extension", "precision"])
 def test_drawings_have_a_place_before_there_are_data(open_page, view):
     one = open_page("sources")
@@ -87,7 +87,7 @@ def test_drawings_have_a_place_before_there_are_data(open_page, view):
     assert not one.page.locator("figure.empty:visible").count()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("view", ["order", "encodings", "phasors", "precision", "extension", "parts"])
 def test_on_a_phone_the_drawing_stands_above_the_controls(open_page, view):
     one = open_page(view, width=390)
@@ -96,7 +96,7 @@ def test_on_a_phone_the_drawing_stands_above_the_controls(open_page, view):
     assert min(figures) < min(controls)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_headings_break_between_words(open_page, view, language):

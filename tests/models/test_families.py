@@ -30,7 +30,7 @@ transformers.logging.disable_progress_bar()
 
 FULL = os.environ.get("PHASOR_EXAMPLES") == "full"
 SEEDS = range(8 if FULL else 1)
-NEW = 64 if FULL else 40  # tokens decoded from a cache: more than the length trained with
+NEW = 64 if FULL else 34  # tokens decoded from a cache: with the prompt more than the length trained with
 PENALTY = 9.0  # for repeating, so that the text is not one token over and over
 LIMIT = 2e-5
 
@@ -146,7 +146,7 @@ def test_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
     same_both_ways(pair, tmp_path)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pairs(variants=True)
 @pytest.mark.filterwarnings("ignore:.*alibi_bias_max is")
 def test_a_variant_of_a_family_computes_the_same_and_comes_back_the_same(pair, tmp_path):
@@ -228,7 +228,7 @@ def same_greedy_target(pair, source, options):
     if pair.case.features is None:
         options["attention_mask"] = torch.ones_like(source)
     (inputs,) = pair.case.inputs(source).values()
-    for penalty in (1.0, PENALTY):
+    for penalty in (1.0, PENALTY) if FULL else (PENALTY,):
         # A cache that grows: the one theirs makes has as many layers as the encoder.
         cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
         options |= {"past_key_values": cache, "repetition_penalty": penalty}

@@ -39,7 +39,7 @@ def read(name, data, strict=False):
     return family(name).read_whole(Fields(data, Path("config.json"), strict=strict))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @every
 def test_a_missing_field_means_what_it_means_to_transformers(name):
     wrong, compared = {}, 0

@@ -275,7 +275,7 @@ def test_experts_with_kernels_for_routing(config):
         assert_same(network(x), expected, [x, *network.parameters()], SINGLE)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["normalized", "not-normalized", "biases"])
 def test_experts_as_one_operation(name, dtype):

@@ -291,7 +291,7 @@ def saved_and_gradients(network, x, path):
     return sum(t.untyped_storage().nbytes() // t.element_size() for t in kept.values()), y.detach(), gradients
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [None, "nf4", 8])
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_the_activation_that_a_down_projection_reads_is_not_kept(kind, bits):

@@ -123,6 +123,7 @@ def our_losses(name, base, folder):
     return losses
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

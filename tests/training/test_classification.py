@@ -210,6 +210,7 @@ def test_bad_data_name_file_and_line(line, tmp_path):
     assert (MISTAKES | WORD_MISTAKES)[line] in str(error.value)
 
 
+@pytest.mark.sample(1)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["T5", "Bart"])
 def test_losses_of_an_encoder_decoder_are_those_of_transformers(name, tmp_path):

@@ -75,7 +75,7 @@ def check(task: str, number: int, tmp_path: Path, whole: Any, *, twice: bool) ->
     assert contents(tmp_path / "run") == expected, point
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("task", kill_points.TASKS)
 @pytest.mark.parametrize("number", [27])
 def test_a_run_killed_at_an_operation_on_its_files_ends_as_if_it_had_not_been(

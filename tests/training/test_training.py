@@ -77,6 +77,7 @@ def test_another_seed_is_another_run(tmp_path, whole):
     assert not same(weights(tmp_path), weights(whole[1]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("step", [1, 3, 4, 11])
 def test_a_resumed_run_is_one_that_never_stopped(tmp_path, whole, step):
     """Weights, optimizer, average of the losses and metrics, with dropout, packed rows and three epochs."""
@@ -103,6 +104,7 @@ HARD = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_so_it_is_with_every_option(tmp_path, precision):
     options = HARD | {"train__precision": precision, "train__activation_checkpointing": True}

@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_bits_alone_and_among_others(name: str) -> None:
     model = speaker(**MODELS[name])

@@ -31,7 +31,7 @@ def tokens_of(model: phasor.Transformer, prompts: list[list[int]], sizes: dict[s
     return [[each.tokens for each in x] if isinstance(x, list) else x.tokens for x in found]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_greedy_tokens_of_every_scheme(scheme: str, view: str) -> None:
@@ -39,6 +39,7 @@ def test_greedy_tokens_of_every_scheme(scheme: str, view: str) -> None:
     assert tokens_of(model, PROMPTS, SMALL, max_new_tokens=14) == phasor.generate(model, PROMPTS, max_new_tokens=14)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_of_every_kind_of_attention(kind: str) -> None:
     position: Any = "rotary" if KINDS[kind].takes_positions else "none"
@@ -80,7 +81,7 @@ def test_requests_of_different_options_share_steps() -> None:
             assert found == phasor.generate(model, PROMPTS[1], max_new_tokens=9, **OPTIONS[name]), name
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", BY_LENGTH)
 def test_each_row_has_its_own_planned_length(scheme: str, view: str) -> None:

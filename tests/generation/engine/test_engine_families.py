@@ -31,6 +31,7 @@ def check(ours: phasor.Transformer, theirs: Any) -> None:
         assert [handle.result().tokens for handle in handles] == expected
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", GENERATING)
 def test_tokens_of_a_family(family: str) -> None:
     check(*family_pair(family, TINY.families, torch.device("cpu"), torch.float32))

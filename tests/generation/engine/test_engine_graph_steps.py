@@ -65,7 +65,7 @@ def eager(model: Transformer, prompts: list[list[int]] = PROMPTS, **fields: Any)
         return phasor.generate(model, prompts, **fields)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - set(BY_LENGTH)))
 def test_greedy_tokens_of_every_scheme(scheme: str, view: str) -> None:
@@ -86,7 +86,7 @@ def test_a_capture_keeps_the_tokens_that_are_not_read_yet(monkeypatch: pytest.Mo
     assert tokens_of(model, max_new_tokens=14) == eager(model, max_new_tokens=14)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_of_every_kind_of_attention(kind: str) -> None:
     position: Any = "rotary" if KINDS[kind].takes_positions else "none"
@@ -103,6 +103,7 @@ def test_greedy_tokens_of_layers_of_one_sublayer() -> None:
     assert tokens_of(model, max_new_tokens=14) == eager(model, max_new_tokens=14)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("view", VIEWS)
 def test_tokens_of_the_fused_step(view: str) -> None:
@@ -153,6 +154,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option(name: str) -> None:
     model, options = speaker("rotary"), {"max_new_tokens": 20, **OPTIONS[name]}

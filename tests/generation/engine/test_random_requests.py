@@ -55,7 +55,7 @@ def graph_steps(monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Any]:
     return dispatch.force_path("reference")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)

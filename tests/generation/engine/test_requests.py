@@ -25,7 +25,7 @@ def translator(position: str) -> Transformer:
     return model
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "t5", "rotary", "alibi"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3, "num_return_sequences": 3}])
 def test_encoder_decoders(position: str, options: dict[str, Any]) -> None:
@@ -53,6 +53,7 @@ def test_text_ends_at_a_stop_text() -> None:
                 assert handle.result().finish_reason == ("stop" if stop in whole[handles.index(handle)] else "length")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", EXTENSIONS)
 def test_an_extension_of_one_request(kind: str) -> None:
     model, extension = speaker("rotary"), EXTENSIONS[kind]

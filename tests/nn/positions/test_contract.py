@@ -126,7 +126,7 @@ class TestPaddingAndPacking:
                     )
                 batch.check(together, alone)
 
-    @pytest.mark.sample(120)
+    @pytest.mark.sample(80)
     @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
     @pytest.mark.parametrize("shape", ["decoder", "encoder"])
     @pytest.mark.parametrize("name", MODELS)
@@ -157,7 +157,7 @@ class TestPaddingAndPacking:
         extras = {"softcap": 5.0, "sink_logits": True, "qk_norm": "head", "bias": ("q", "out"), "clip": 2.0}
         self.check(tiny("alibi", attention=extras), arrangement)
 
-    @pytest.mark.sample(50)
+    @pytest.mark.sample(36)
     @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
     @pytest.mark.parametrize("name", SCHEMES)
     def test_encoder_decoders(self, name, arrangement):
@@ -229,7 +229,7 @@ class TestCausality:
         changed[:, position] = (ids[:, position] + 1) % 61
         return changed
 
-    @pytest.mark.sample(60)
+    @pytest.mark.sample(40)
     @pytest.mark.parametrize("view", VIEWS)
     @pytest.mark.parametrize("name", MODELS)
     def test_nothing_before_a_change_changes(self, name, view):

@@ -44,7 +44,7 @@ def low_limit(monkeypatch):
     return sizes
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("scores", ["plain", "bias", "all"])
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(

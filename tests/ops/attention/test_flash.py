@@ -438,6 +438,7 @@ def test_bias_of_sinks_far_away(bias, slope, far):
     compare(mask, queries=27, keys=41, rows=1, positions=(queries, positions), bias=bias, slope=slope)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("bias", ["slopes", "behind", "fire"])
 @pytest.mark.parametrize("gap", [2**35 + 1, 2**61 + 3 * 2**35 + 1])
 def test_bias_across_a_gap_of_billions(bias, gap):

@@ -201,7 +201,7 @@ def test_attention(case, splits, has_sink_logits):
     check_attention(case, splits, has_sink_logits)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("rows", ["one bias for all", "a bias for each"])
 @pytest.mark.parametrize("splits", [1, 5])
 @pytest.mark.parametrize("case", ["no rotation", "ring and sinks", "several tiles per program"])

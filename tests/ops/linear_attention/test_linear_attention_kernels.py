@@ -86,7 +86,7 @@ def test_kernels_in_bfloat16(operation, reference):
     check(operation, reference, arguments, torch.bfloat16, HALF)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("starts", "has_state"), [((), True), ((40,), True), ((50,), False)])
 @pytest.mark.parametrize(("operation", "reference"), PAIRS)
 def test_segments_at_the_same_time_equal_one_pass(operation, reference, starts, has_state, monkeypatch):
@@ -97,6 +97,7 @@ def test_segments_at_the_same_time_equal_one_pass(operation, reference, starts, 
     check(operation, reference, arguments, torch.float32, SINGLE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("starts", [(), (20, 40, 66)])
 def test_outputs_of_several_parts_of_a_chunk(parts, starts, monkeypatch):

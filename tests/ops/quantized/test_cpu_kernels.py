@@ -382,6 +382,7 @@ def test_rows_that_groups_do_not_divide_stay_in_8_bits():
     assert isinstance(network.down, QuantizedLinear)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("embedding", [TIED, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("options", [{}, {"bits": 4}, {"bits": 4, "group_size": 64}], ids=str)
 def test_saved_and_loaded(options, embedding, tmp_path):

@@ -72,6 +72,7 @@ def rule(window, causal, visible):
     return mask_mod
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_equals_flex_attention_and_float64(name, causal):
