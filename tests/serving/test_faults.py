@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import phasor
 from phasor.serving import app
 from phasor.serving import server as server_module
-from phasor.serving.grammar import GrammarProcessor
+from phasor.serving.grammar import GrammarProcessor, Grammars
 from phasor.serving.requests import RequestReader
 
 from .conftest import running, small_model
@@ -34,8 +34,16 @@ def regex(text):
     return {"type": "regex", "regex": text}
 
 
+def schema(**fields):
+    return {"type": "json_schema", "json_schema": {"schema": fields}}
+
+
+def branches(count):
+    return [{"type": "object", "properties": {f"k{i}": {"type": "string"}}} for i in range(count)]
+
+
 TWO = regex("ab")
-ENDLESS = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}  # which no text fulfills
+ENDLESS = schema(**{"$ref": "#"})  # which no text fulfills
 
 
 def post(address, path, body):
@@ -82,6 +90,7 @@ def wait_for(condition, seconds=20):
         (COMPLETIONS, {**PLAIN, "response_format": regex("((a{99}){99}){99}")}, "response_format", "too many expressi"),
         (COMPLETIONS, {**PLAIN, "response_format": regex("a" * 500_000)}, "response_format", "up to 65,536"),
         (COMPLETIONS, {**PLAIN, "response_format": regex("(" * 9000)}, "response_format", "unclosed group"),
+        (COMPLETIONS, {**PLAIN, "response_format": schema(enum=["x" * 70_000])}, "response_format", "up to 65,536"),
         (COMPLETIONS, {**PLAIN, "response_format": TWO, "ignore_eos": True}, "ignore_eos", "leave out ignore_eos"),
         (COMPLETIONS, {**PLAIN, "response_format": TWO, "min_tokens": 3}, "min_tokens", "leave out ignore_eos and min"),
         (COMPLETIONS, {**PLAIN, "stream": True, "stream_options": {"x": 1}}, "stream_options", "of stream_options 'x'"),
@@ -126,6 +135,31 @@ def test_a_form_that_turns_out_too_large_while_a_reply_is_written_is_the_mistake
     for error in (answer.json()["error"], json.loads(streamed.splitlines()[-2][6:])["error"]):
         assert (error["type"], error["param"]) == ("invalid_request_error", "response_format")
         assert "too many expressions" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"anyOf": branches(1000)}, "has 3,002 objects and lists, and may have 1,000"),
+        ({"type": "object", "patternProperties": {f"^a{i}b*$": {} for i in range(300)}}, "objects and lists"),
+        ({"allOf": [{"type": "string", "pattern": f"a{i}"} for i in range(30)]}, "objects and lists"),
+        ({"type": "integer", "multipleOf": 999_983}, "values of multipleOf whose product is above 10,000"),
+        ({"anyOf": [{"type": "number", "multipleOf": 0.01 * n} for n in (37, 41, 43)]}, "values of multipleOf"),
+    ],
+)
+def test_a_schema_for_which_all_would_wait_is_refused_before_it_is_compiled(server, fields, words, monkeypatch):
+    monkeypatch.setattr(Grammars, "_tokenizer", None)
+    answer = post(server[0], COMPLETIONS, {**PLAIN, "response_format": schema(**fields)})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "response_format")
+    assert words in error["message"]
+
+
+def test_a_large_schema_is_kept(server):
+    names = [f"k{i}" for i in range(300)]
+    form = schema(type="object", properties={n: {"enum": [0, 1]} for n in names}, required=names)
+    answer = post(server[0], COMPLETIONS, {**PLAIN, "response_format": form, "max_tokens": 9})
+    assert answer.json()["choices"][0]["text"].startswith('{"k0"')
 
 
 def test_each_of_several_choices_keeps_the_form(server):

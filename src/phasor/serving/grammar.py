@@ -16,7 +16,11 @@ from phasor.serving.errors import RequestError
 
 FORMS = ("text", "json_object", "json_schema", "regex")
 ANY_OBJECT = {"type": "object"}
-MOST_CHARACTERS = 1 << 16  # of a regular expression: ten thousand words
+MOST_CHARACTERS = 1 << 16  # of a regular expression or a schema: ten thousand words
+# Of a schema, all answers waiting while it is compiled. The time grows with the cube of the patterns of names, with two
+# to the power of what is joined by allOf, and with the product of multipleOf: entries of the first two count as nodes.
+MOST_NODES, MOST_MULTIPLE = 1000, 10_000
+COSTLY: dict[str | int, int] = {"patternProperties": 10, "allOf": 64}
 MOST_EXPRESSIONS = 100_000  # in its automaton: a step of one that has them all takes tens of milliseconds
 
 
@@ -49,7 +53,7 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         name, text = source
-        limits = LLParserLimits(initial_lexer_fuel=MOST_EXPRESSIONS if name == "regex" else None)
+        limits = LLParserLimits(initial_lexer_fuel=MOST_EXPRESSIONS)
         try:
             grammar = getattr(LLMatcher, f"grammar_from_{name}")(text)
             wrong = LLMatcher.validate_grammar(grammar, self._tokenizer(), limits=limits)
@@ -154,17 +158,53 @@ def read_form(form: Mapping[str, Any] | None) -> tuple[str, str] | None:
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         if not isinstance(schema, Mapping):
             raise RequestError("response_format.json_schema must have the schema, an object", param="response_format")
-        return "json_schema", json.dumps(schema)
+        text = json.dumps(schema)
+        check_length("json_schema", text)
+        check_schema(schema)
+        return "json_schema", text
     if kind == "regex":
         pattern = form.get("regex", form.get("pattern"))
         if not isinstance(pattern, str):
             raise RequestError("response_format.regex must be a regular expression", param="response_format")
-        if len(pattern) > MOST_CHARACTERS:
-            raise RequestError(
-                f"response_format.regex has {len(pattern):,} characters, and may have up to {MOST_CHARACTERS:,}",
-                param="response_format",
-            )
+        check_length("regex", pattern)
         return "regex", pattern
     raise RequestError(
         f"response_format.type must be one of {name_some(FORMS)}, not {quote(kind)}", param="response_format"
     )
+
+
+def check_length(kind: str, text: str) -> None:
+    """Refuse a form that has too many characters."""
+    if len(text) > MOST_CHARACTERS:
+        raise RequestError(
+            f"response_format.{kind} has {len(text):,} characters, and may have up to {MOST_CHARACTERS:,}",
+            param="response_format",
+        )
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Refuse a JSON schema that is too large.
+
+    >>> check_schema({"anyOf": [{"type": "integer"}] * 2000})
+    Traceback (most recent call last):
+        ...
+    phasor.serving.errors.RequestError: response_format.json_schema has 2,002 objects and lists, and may have 1,000
+    """
+    left: list[Any] = [schema]
+    nodes, multiple = 0, 1
+    while left:
+        node = left.pop()
+        nodes += 1
+        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            if isinstance(value, Mapping | list):
+                left.append(value)
+                nodes += COSTLY.get(key, 0) * max(0, len(value) - 1)
+            elif key == "multipleOf":  # by its digits, as 0.25 is compiled as 25 hundredths
+                multiple *= int(re.sub("[^0-9]", "", str(value)) or 1) or 1
+    if nodes > MOST_NODES:
+        reason = f"has {nodes:,} objects and lists, and may have {MOST_NODES:,}"
+    elif multiple > MOST_MULTIPLE:
+        reason = f"has values of multipleOf whose product is above {MOST_MULTIPLE:,}"
+    else:
+        return
+    raise RequestError(f"response_format.json_schema {reason}", param="response_format")
