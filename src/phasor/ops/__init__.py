@@ -37,4 +37,5 @@ Kernels share one legend of names:
   read
 - `SCALE_GROUP` of 4-bit weights: how many inputs share a scale; `PACKING`: the weights of an element; `PLACE`: the
   lowest bit of one; `SHARE SHARES`: the weights of a thread, and how many times a tile has as many; `GROUPS`: of a tile
+- `PAD`: the elements after each row of an output, which belong to another tensor
 """

@@ -10,6 +10,7 @@ from phasor.ops.quantized.matrix import (
     PackedInt4,
     QuantizedMatrix,
     dequantize,
+    dequantize_into,
     quantize_int4,
     quantize_int8,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "QuantizedMatrix",
     "dequantize",
     "dequantize_int4_ref",
+    "dequantize_into",
     "dequantize_nf4_ref",
     "dequantize_ref",
     "frozen_linear",

@@ -38,17 +38,22 @@ def look_up(w, code_ptr):
 
 @triton.jit
 def nf4_dequantize_kernel(
-    y_ptr, values_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_bytes, BLOCK: tl.constexpr
+    y_ptr, values_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_bytes, K,
+    PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`y [2 num_bytes]` of bytes, two weights each."""
+    """`y [2 num_bytes]` of bytes, two weights each; with PAD elements after rows of K, which are whole blocks then."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offs = start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_BYTES + tl.arange(0, SCALE_BYTES)[None, :]
     blocks = start // SCALE_BYTES + tl.arange(0, BLOCK // SCALE_BYTES)
     scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, blocks * SCALE_BYTES < num_bytes)
     first, second = look_up(tl.load(values_ptr + offs, mask=offs < num_bytes, other=0), code_ptr)
     y = tl.reshape(tl.join(first * scale[:, None], second * scale[:, None]), [BLOCK // SCALE_BYTES, SCALE_GROUP])
-    offs_y = 2 * start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_GROUP + tl.arange(0, SCALE_GROUP)[None, :]
-    tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=offs_y < 2 * num_bytes)
+    first_y = 2 * start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_GROUP
+    offs_y = first_y + tl.arange(0, SCALE_GROUP)[None, :]
+    mask = offs_y < 2 * num_bytes
+    if PAD > 0:
+        offs_y += first_y // K * PAD
+    tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -87,7 +92,7 @@ def tables_of(matrix: NF4Matrix) -> dict[str, Tensor]:
     return tensors | {"code_ptr": nf4_code(device), "map_ptr": dynamic_map(device)}
 
 
-def prepare_dequantize(num_bytes: int) -> tuple[tuple[int, ...], dict[str, int]]:
+def prepare_dequantize(num_bytes: int, K: int, PAD: int) -> tuple[tuple[int, ...], dict[str, int]]:
     """The grid and what the kernel is compiled for."""
     return (cdiv(num_bytes, BYTES),), {"BLOCK": BYTES, "num_warps": 8}
 
@@ -103,11 +108,11 @@ DEQUANTIZE = KernelLauncher(nf4_dequantize_kernel, prepare_dequantize)
 GEMM = KernelLauncher(nf4_gemm_kernel, prepare_gemm)
 
 
-def dequantize(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
-    """The matrix `[N, K]`."""
-    y = torch.empty(len(matrix.values), matrix.inputs, dtype=dtype, device=matrix.values.device)
-    DEQUANTIZE(y, {"y_ptr": y} | tables_of(matrix), num_bytes=matrix.values.numel())
-    return y
+def dequantize(matrix: NF4Matrix, output: Tensor) -> Tensor:
+    """The matrix `[N, K]`, written to dense rows, or to parts of longer ones where K is a multiple of 64."""
+    pad = output.stride(0) - matrix.inputs
+    DEQUANTIZE(output, {"y_ptr": output} | tables_of(matrix), num_bytes=matrix.values.numel(), K=matrix.inputs, PAD=pad)
+    return output
 
 
 def multiply(x: Tensor, matrix: NF4Matrix) -> Tensor:
