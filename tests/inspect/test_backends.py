@@ -14,6 +14,7 @@ from phasor.config import PositionConfig
 from phasor.inspect.case import Case
 from phasor.inspect.operations import OPERATIONS
 from phasor.models.presets import PRESETS
+from phasor.nn.adapted_linear import ADAPTED_LINEAR
 from phasor.nn.attention.softmax.module import APPLY_POSITIONS
 from phasor.nn.feed_forward import ACTIVATE_PROJECT
 from phasor.ops import dispatch
@@ -152,6 +153,14 @@ def test_attention_over_a_cache_is_a_path_of_the_table() -> None:
     assert ATTENTION.explain(x[:, :1], x, x, chunk[3], score_mod)[0] == "SDPA in one call"
     assert ATTENTION.explain(*chunk, ScoreMod(scale=1.0, softcap=2.0))[0] == "reference in blocks of queries"
     assert ATTENTION.explain(x, x, x, Mask(key_mask=flags), score_mod)[0] == "SDPA with one mask row"
+
+
+def test_training_reports_a_frozen_layer_with_an_adapter() -> None:
+    def reported(**options: Any) -> tuple[str, str]:
+        return path_of(small(), "frozen layer with an adapter", device="cpu", training=True, **options)
+
+    assert reported() == (ADAPTED_LINEAR.paths[0].name, "")
+    assert "frozen layer with an adapter" not in {one.op for one in phasor.backends(small(), device="cpu").ops}
 
 
 def test_layers_that_differ_are_listed_separately() -> None:

@@ -5,19 +5,23 @@ import importlib
 
 import pytest
 import torch
+from device import DEVICE
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from phasor import ModelConfig, Transformer, generate, preset, quantize
 from phasor.adapters import adaptable_layers, add_adapter, disable_adapters, merge_adapters, set_adapters
 from phasor.config import FeedForwardConfig
 from phasor.config.lora import LoRAConfig
 from phasor.generation.runners.fused import fused_step_why_not
-from phasor.nn.adapted import adapt, effective_weight, strip_adapters
+from phasor.nn.adapted import adapt, change_class, effective_weight, strip_adapters
+from phasor.nn.adapted_linear import ADAPTED_LINEAR
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.lora import LoRA, LowRank
 from phasor.nn.lora_hook import adapters_of
 from phasor.nn.quantized import Quantization, QuantizedLinear
 from phasor.ops import dispatch
+from phasor.parallel.tensor import PartialLinear
 
 ROWS = torch.tensor([5, 0, 3]), torch.tensor([1, 6])  # of seven: two have no update
 
@@ -29,16 +33,27 @@ def draw(lora):
     return lora
 
 
-def layer_with(kind, *, bias=True, parts=True, scales=(2.0, 0.5)):
+def layer_with(kind, *, bias=True, parts=True, scales=(2.0, 0.5), width=9, bits=None):
     torch.manual_seed(3)
-    layer = nn.Linear(9, 7, bias=bias).double()
+    layer = nn.Linear(width, 7, bias=bias).double()
+    if bits is not None:
+        layer = QuantizedLinear(layer, Quantization(bits).quantize(layer.weight))
     has_magnitude = kind == "dora"
     if parts:
         ranks = zip(("q", "v"), (4, 2), scales, ROWS, strict=True)
-        updates = {n: LowRank(len(rows), 9, r, s, has_magnitude=has_magnitude, rows=rows) for n, r, s, rows in ranks}
+        updates = {
+            n: LowRank(len(rows), width, r, s, has_magnitude=has_magnitude, rows=rows) for n, r, s, rows in ranks
+        }
     else:
-        updates = {"whole": LowRank(7, 9, 3, scales[0], has_magnitude=has_magnitude)}
+        updates = {"whole": LowRank(7, width, 3, scales[0], has_magnitude=has_magnitude)}
     adapt(layer, "one", draw(LoRA(updates, 7)).double())
+    return layer
+
+
+def frozen_layer_with(kind, **options):
+    layer = layer_with(kind, width=10, **options)
+    if isinstance(layer, nn.Linear):
+        layer.weight.requires_grad_(False)
     return layer
 
 
@@ -68,6 +83,104 @@ def test_a_layer_is_its_formula(kind, parts, bias):
     torch.testing.assert_close(found, expected)
     merged = x @ effective_weight(layer).t() + (0 if layer.bias is None else layer.bias)
     torch.testing.assert_close(y, merged)
+
+
+FUSED = ADAPTED_LINEAR.paths[0].name
+
+
+def count_kept(layer, function, x):
+    """The elements that are kept for the backward pass, but for those of the layer, and the result."""
+    own = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
+    kept = {}
+
+    def keep(t):
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes() // t.element_size()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = function(x)
+    return sum(kept.values()), y
+
+
+@pytest.mark.parametrize("bits", [None, 8, "nf4"])
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_frozen_layer_and_its_update_are_one_operation(kind, parts, bits):
+    layer = frozen_layer_with(kind, parts=parts, bits=bits)
+    x = torch.randn(2, 5, 10, dtype=torch.float64, requires_grad=True)
+    assert ADAPTED_LINEAR.explain(layer, x) == (FUSED, {})
+    weights = [x, *(w for w in layer.parameters() if w.requires_grad)]
+    assert len(weights) == 2 + (3 if kind == "dora" else 2) * (2 if parts else 1)  # x and the bias
+    fewer, y = count_kept(layer, layer, x)
+    more, expected = count_kept(layer, layer.multiply_then_add, x)
+    assert fewer <= more
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), weights) for each in (y, expected)))
+    layer.lora["one"].strength = 0.5
+    torch.testing.assert_close(layer(x), layer.multiply_then_add(x))
+
+
+def test_why_a_product_and_its_update_are_apart():
+    layer, x = frozen_layer_with("dora", bits="nf4"), torch.randn(4, 10, dtype=torch.float64)
+    lora, why_not = layer.lora["one"], layer.update_why_not
+    lora.strength = 0.5
+    assert why_not(x) == "the magnitudes of DoRA count by another weight than 1"
+    lora.strength, lora.dropout = 1.0, 0.1
+    assert why_not(x) == "the adapter has dropout"
+    assert layer.eval().update_why_not(x) is None
+    with torch.no_grad():
+        assert why_not(x) == "no gradient is needed"
+    adapt(layer, "two", draw(LoRA({"whole": LowRank(7, 10, 2, 3.0)}, 7)).double())
+    assert why_not(x) == "2 adapters are in use, not one"
+    plain = layer_with("lora", width=10)
+    assert plain.update_why_not(x) == "the layer's own weight is trained"
+    plain.weight.requires_grad_(False)
+    assert plain.update_why_not(x.float()) == "the layer computes in another dtype"
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert plain.float().update_why_not(x.bfloat16()) is None
+    assert ADAPTED_LINEAR.choose(plain, x.float()).name == FUSED
+    four = nn.Linear(32, 4)
+    four = QuantizedLinear(four, Quantization(4).quantize(four.weight))
+    adapt(four, "one", LoRA({"whole": LowRank(4, 32, 2, 1.0)}, 4))
+    assert four.update_why_not(torch.zeros(2, 32)) == "the weights pass no gradients on"
+    assert torch.equal(four.eval()(torch.ones(2, 32)), four.multiply_then_add(torch.ones(2, 32)))
+
+
+def test_hooks_of_an_adapted_layer_see_its_input_and_what_it_gives():
+    layer, seen = frozen_layer_with("lora"), []
+    layer.register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
+    layer.register_full_backward_hook(lambda module, dx, dy: seen.append(dx[0].shape))
+    x = torch.randn(4, 10, dtype=torch.float64, requires_grad=True)
+    layer(x).sum().backward()
+    torch.testing.assert_close(seen[0][1], formula(layer, x))
+    assert seen[1] == x.shape
+
+
+def test_a_layer_of_another_class_keeps_its_adapters():
+    layer, x = layer_with("lora"), torch.randn(4, 9, dtype=torch.float64)
+    expected = formula(layer, x) - layer.bias
+    change_class(layer, PartialLinear)
+    assert type(layer) is PartialLinear
+    torch.testing.assert_close(layer(x), expected)
+    strip_adapters(layer)
+    assert torch.equal(layer(x), x @ layer.weight.t())
+    assert not layer._forward_hooks
+
+
+@pytest.mark.parametrize("bits", [None, "nf4"])
+def test_under_autocast_a_frozen_layer_is_kept_as_it_is_held(bits):
+    layer = frozen_layer_with("lora", bits=bits).float()
+    own = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
+    x, kept = torch.randn(5, 10, requires_grad=True), []
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = layer(x)
+        assert y.dtype == layer.multiply_then_add(x).dtype == torch.bfloat16
+    copies = [tuple(t.shape) for t in kept if t.untyped_storage().data_ptr() not in own and t.is_floating_point()]
+    assert sorted(copies) == [(5, 6), (5, 10), (6, 10), (7, 6)]  # A x, x, and the factors, in bfloat16
+    y.float().sum().backward()
+    assert x.grad.dtype == layer.lora["one"]["q"].A.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
@@ -193,13 +306,24 @@ def test_a_cache_equals_the_full_forward(name):
 
 @pytest.mark.parametrize("name", ["grouped", *(pytest.param(n, marks=pytest.mark.slow) for n in ("experts", "pairs"))])
 def test_compiled_blocks_compute_the_same(name):
+    """In one graph for blocks that are alike, and with the gradients of adapters on a frozen base."""
     model = build(name)
     adapt_all(model)
-    expected = call(model)
-    model.compile(backend="aot_eager")
-    torch.testing.assert_close(call(model), expected)
+    for name_of, weight in model.named_parameters():
+        weight.requires_grad_(".lora." in name_of)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def run():
+        y = call(model)
+        return y.detach(), *torch.autograd.grad(y.square().mean(), trained)
+
+    torch.compiler.reset()
+    expected, counter = run(), CompileCounterWithBackend("aot_eager")
+    model.compile(backend=counter, fullgraph=True)
+    torch.testing.assert_close(run(), expected)
+    assert counter.frame_count == (2 if name == "pairs" else 1)
     set_adapters(model, {"default": 0.5})
-    assert not torch.allclose(call(model), expected)
+    assert not torch.allclose(call(model), expected[0])
 
 
 def test_generation_is_that_of_the_merged_model():
@@ -326,9 +450,9 @@ def test_what_has_to_see_the_down_projection_called_does():
         with torch.no_grad():
             assert network.adapted_why_not(x) == "no gradient is needed"
         network.down.lora["default"].dropout = 0.1
-        assert network.adapted_why_not(x) == "the down projection has no adapter, several, or one with dropout"
+        assert network.adapted_why_not(x) == "the adapter has dropout"
         assert network.eval().adapted_why_not(x) is None
         network.down.register_forward_hook(lambda *_: seen.append(1))
-        assert network.adapted_why_not(x) is not None
+        assert network.adapted_why_not(x) == "the down projection has no adapter, or has hooks"
         network(torch.randn(2, 64))
     assert seen == [1]

@@ -12,12 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
 from phasor.generation.runners import StepSpec
+from phasor.nn.adapted import adapt
 from phasor.nn.attention.base import AttendShapes, AttentionContext
 from phasor.nn.attention.gated_delta.module import GatedDeltaAttention
 from phasor.nn.attention.recurrent import RecurrentAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
 from phasor.nn.layer_step import LayerStep
+from phasor.nn.lora import LoRA, LowRank
 from phasor.nn.moe import Experts, RoutingArgs
 from phasor.nn.norm import build_norm
 from phasor.nn.positions.base import Position, build_position
@@ -233,6 +235,15 @@ class Case:
         """A norm of the residual stream, on the meta device."""
         with torch.device("meta"):
             return build_norm(self.config.norm, self.config.dim)
+
+    @property
+    def adapted_args(self) -> tuple[nn.Module, Tensor]:
+        """What the product of a frozen layer that has an adapter is called with, as where LoRA is trained."""
+        dim = self.config.dim
+        with torch.device("meta"):
+            layer = nn.Linear(dim, dim, bias=False).requires_grad_(False)
+            adapt(layer, "default", LoRA({"whole": LowRank(dim, dim, 16, 1.0)}, dim))
+        return layer.to(self.dtype), self.hidden
 
     @property
     def lm_head_args(self) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from phasor.generation.runners import FUSED, STEP_RUNNERS
 from phasor.inspect.case import Case
+from phasor.nn.adapted_linear import ADAPTED_LINEAR
 from phasor.nn.attention.softmax.module import APPLY_POSITIONS, SoftmaxAttention
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.moe import EXPERTS, Experts
@@ -155,6 +156,13 @@ OPERATIONS = (
         FLOAT8_FEED_FORWARD,
         lambda case: (case.block.feedforward, case.hidden),
         lambda case: case.layer.feedforward.gated and isinstance(case.block.feedforward, Float8FeedForward),
+    ),
+    Operation(
+        "frozen layer with an adapter",
+        ADAPTED_LINEAR,
+        lambda case: case.adapted_args,
+        lambda case: case.training and case.precision is None,
+        whole_model=True,
     ),
     Operation(
         "cross-entropy",

@@ -1,4 +1,4 @@
-"""Layers with adapters: a linear layer has a hook that adds updates, other parts become a subclass of theirs.
+"""Layers with adapters: they become a subclass of theirs, or have a hook that adds updates to their output.
 
 An adapter hangs on its layer, in `lora` by the adapter's name. The layer keeps its weights and their names.
 """
@@ -11,14 +11,16 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phasor.nn.adapted_linear import AdaptedLinear, LoRALinear
 from phasor.nn.embedding import Embedding
 from phasor.nn.heads import LogitsHead
 from phasor.nn.lora import ExpertsLowRank, LoRA
 from phasor.nn.lora_hook import active_adapters, add_updates, full_weight
 from phasor.nn.moe import Experts
+from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.quantized_experts import QuantizedExperts
 from phasor.ops.cross_entropy import scale_and_softcap
-from phasor.ops.quantized import Matrix, quantized_linear
+from phasor.ops.quantized import FrozenMatrix, Matrix, quantized_linear
 
 
 def effective_weight(layer: nn.Module) -> Tensor:
@@ -27,6 +29,14 @@ def effective_weight(layer: nn.Module) -> Tensor:
     for delta in [lora.delta(weight) for lora in active_adapters(layer)]:
         weight = weight + delta
     return weight
+
+
+class LoRAQuantizedLinear(AdaptedLinear, QuantizedLinear):
+    """A quantized linear layer with adapters."""
+
+    @property
+    def held_matrix(self) -> FrozenMatrix | None:
+        return self.frozen_matrix
 
 
 class LoRAEmbedding(Embedding):
@@ -87,6 +97,8 @@ class LoRAQuantizedExperts(LoRAExperts, QuantizedExperts):
 
 
 ADAPTED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: LoRALinear,
+    QuantizedLinear: LoRAQuantizedLinear,
     Embedding: LoRAEmbedding,
     LogitsHead: LoRAHead,
     Experts: LoRAExperts,
@@ -103,6 +115,13 @@ def adapt(layer: nn.Module, name: str, lora: LoRA) -> None:
         else:
             layer.register_forward_hook(add_updates)
     cast(nn.ModuleDict, layer.lora)[name] = lora
+
+
+def change_class(layer: nn.Module, kind: type[nn.Module]) -> None:
+    """Make a linear layer one of another class, with its adapters."""
+    if isinstance(layer, AdaptedLinear):
+        layer.register_forward_hook(add_updates)
+    layer.__class__ = kind
 
 
 def strip_adapters(layer: nn.Module) -> None:

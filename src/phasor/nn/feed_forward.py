@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.config import ActivationConfig, FeedForwardConfig, SwiGLUClampedConfig, XIELUConfig
+from phasor.nn.adapted_linear import AdaptedLinear
 from phasor.nn.hooks import calls_own_forward
-from phasor.nn.lora_hook import add_update, lone_update
-from phasor.ops.dispatch import Dispatch, Path
-from phasor.ops.glu import (
-    FUSED_GLU_LINEAR,
-    GLU,
-    GLU_ACTIVATIONS,
-    GLU_LINEAR,
-    glu,
-    glu_and_product,
-    glu_and_product_why_not,
-)
+from phasor.ops.dispatch import Dispatch, Path, compute_dtype
+from phasor.ops.glu import FUSED_GLU_LINEAR, GLU, GLU_ACTIVATIONS, GLU_LINEAR, glu, recompute_why_not
 
 
 class XIELU(nn.Module):
@@ -129,22 +122,16 @@ class FeedForward(nn.Module):
 
     def adapted_activate_project(self, h: Tensor) -> Tensor:
         """The same where the down projection has an adapter, without the activation being saved for its gradient."""
-        lora = lone_update(self.down)
-        assert lora is not None
-        h, low = glu_and_product(h, lora.updates[0].A, self.config.activation.kind)
-        y = self.down.forward(h)
-        return add_update(self.down, lora, y, y, lambda _: low)
+        return cast(AdaptedLinear, self.down).multiply_with_update(h, self.config.activation.kind)
 
     def adapted_why_not(self, h: Tensor) -> str | None:
         """Why the activation is saved for an adapter of the down projection; None where it is computed again."""
-        if not torch.is_grad_enabled():
-            return "no gradient is needed"
-        lora = lone_update(self.down)
-        if lora is None:
-            return "the down projection has no adapter, several, or one with dropout"
+        down: nn.Module = self.down
+        if not isinstance(down, AdaptedLinear) or not calls_own_forward(down):
+            return "the down projection has no adapter, or has hooks"
         if self.dropout and self.training:
             return "dropout comes between the activation and the down projection"
-        return glu_and_product_why_not(h, lora.updates[0].A, self.config.activation.kind)
+        return down.update_why_not(h) or recompute_why_not(h, self.config.activation.kind, compute_dtype(h))
 
 
 # The activation of the up projection's output and its down projection, asked with the network and that output.
@@ -156,7 +143,7 @@ ACTIVATE_PROJECT = Dispatch(
         inner=lambda network, h: GLU_LINEAR.explain(h, network.down.weight, network.config.activation.kind),
     ),
     Path(
-        "Triton kernel, recomputed for the adapter in the backward pass",
+        "Triton kernel, one operation with the adapted projection",
         FeedForward.adapted_activate_project,
         FeedForward.adapted_why_not,
     ),

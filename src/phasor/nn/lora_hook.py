@@ -1,4 +1,4 @@
-"""Linear layers with adapters: the hook that adds their updates to what a layer gives.
+"""Linear layers with adapters: what these add to the output of a layer, and the hook that does so for any class.
 
 A layer can be any module with `in_features`, `out_features` and `bias` that multiplies by a matrix; one that holds this
 in another form than `weight` gives it by `full_weight()`, which DoRA and merging ask for, and one whose bias is added
@@ -49,15 +49,3 @@ def add_update(layer: Any, lora: LoRA, given: Tensor, y: Tensor, multiply: Calla
 def has_other_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks besides that of adapters, which may run anything around its forward."""
     return bool(module._forward_pre_hooks) or any(hook is not add_updates for hook in module._forward_hooks.values())
-
-
-def lone_update(layer: nn.Module) -> LoRA | None:
-    """The adapter of a linear layer, where it is the only one in use, of one part and without dropout.
-
-    None for a layer with other hooks, which have to see it called.
-    """
-    used = list(active_adapters(layer))
-    if len(used) != 1 or len(used[0].updates) != 1 or (used[0].dropout and used[0].training):
-        return None
-    hooks = layer._backward_hooks or layer._backward_pre_hooks or has_other_hooks(layer) or "forward" in layer.__dict__
-    return None if hooks else used[0]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phasor.nn.adapted import change_class
 from phasor.nn.attention.base import Attention
 from phasor.nn.block import Block
 from phasor.nn.lora_hook import adapters_of
@@ -92,4 +93,4 @@ def cut_weights(
 def end_in_sum(linear: nn.Linear, index: int) -> None:
     """Have the first process alone add the bias of a projection whose results are summed."""
     if linear.bias is not None and index > 0:
-        linear.__class__ = PartialLinear
+        change_class(linear, PartialLinear)

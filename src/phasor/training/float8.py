@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phasor.nn.adapted import change_class
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.hooks import calls_own_forward
@@ -29,7 +30,7 @@ def convert_to_float8(model: nn.Module) -> None:
                 reason = float8_unsupported_reason(part.weight)
                 if reason is not None:
                     raise ValueError(f"train.precision float8: {reason}")
-                part.__class__ = Float8Linear
+                change_class(part, Float8Linear)
 
 
 class Float8Linear(nn.Linear):

@@ -11,7 +11,7 @@ from phasor.config import FeedForwardConfig
 from phasor.nn.feed_forward import FeedForward
 from phasor.ops import dispatch
 from phasor.ops import glu as ops
-from phasor.ops.glu.glu import glu_and_product_op, glu_and_product_why_not, glu_linear_op, glu_op, glu_why_not
+from phasor.ops.glu.glu import glu_linear_op, glu_op, glu_why_not
 
 
 def formula(x, activation):
@@ -117,43 +117,6 @@ def test_glu_linear_is_a_well_behaved_op_that_compiles():
     with dispatch.force_path("triton"):
         compiled = torch.compile(ops.glu_linear, backend="aot_eager", fullgraph=True)(x, weight, "swiglu")
         torch.testing.assert_close(compiled, ops.glu_linear(x, weight, "swiglu"))
-
-
-@pytest.mark.parametrize("activation", ops.GLU_ACTIVATIONS)
-def test_glu_and_product_saves_only_its_inputs(activation):
-    x, matrix = (3 * normal(2, 5, 26)).float().requires_grad_(), normal(3, 13).float().requires_grad_()
-    upstream = normal(2, 5, 13), normal(2, 5, 3, seed=1)
-    with dispatch.force_path("triton"):
-        both = ops.glu_and_product(x, matrix, activation)
-        saved = [x.shape for x in both[0].grad_fn.saved_tensors]
-        ours = torch.autograd.grad(
-            sum((y.double() * g).sum() for y, g in zip(both, upstream, strict=True)), (x, matrix)
-        )
-    assert saved == [x.shape, matrix.shape]
-    twins = [t.detach().double().requires_grad_() for t in (x, matrix)]
-    y = formula(twins[0], activation)
-    expected = y, y @ twins[1].T
-    theirs = torch.autograd.grad(sum((y * g).sum() for y, g in zip(expected, upstream, strict=True)), twins)
-    for mine, wanted in zip((*both, *ours), (*expected, *theirs), strict=True):
-        torch.testing.assert_close(mine.detach().double(), wanted.detach(), rtol=1e-5, atol=3e-5)
-
-
-def test_glu_and_product_is_a_well_behaved_op_that_compiles():
-    x, matrix = normal(4, 12).float().requires_grad_(), normal(2, 6).float().requires_grad_()
-    torch.library.opcheck(glu_and_product_op.op, (x, matrix, "swiglu"))
-    with dispatch.force_path("triton"):
-        compiled = torch.compile(ops.glu_and_product, backend="aot_eager", fullgraph=True)(x, matrix, "swiglu")
-        torch.testing.assert_close(compiled, ops.glu_and_product(x, matrix, "swiglu"))
-
-
-def test_why_a_product_keeps_the_activation():
-    x, matrix = normal(4, 12).float().requires_grad_(), normal(2, 6).float().requires_grad_()
-    with dispatch.force_path("triton"):
-        assert glu_and_product_why_not(x, matrix, "swiglu") is None
-        assert glu_and_product_why_not(x, matrix.detach(), "swiglu") == "no gradient is needed"
-        assert glu_and_product_why_not(x.double(), matrix, "swiglu") == "'swiglu' in float64 has no kernel"
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            assert glu_and_product_why_not(x, matrix, "swiglu") == "the projection is computed in another dtype"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,7 +1,7 @@
 """Gated activations: gate and up side by side, `[..., 2 h]`, become `act(gate) * up`, `[..., h]`.
 
-`glu_linear` includes the projection after the activation, and `glu_and_product` a product with it beside others. They
-do not save the activation for the backward pass: the kernel that computes the gradient recomputes it.
+`glu_linear` includes the projection after the activation. It does not save the activation for the backward pass: the
+kernel that computes the gradient recomputes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from phasor.ops.dispatch import (
     KERNEL_DTYPES,
     Dispatch,
     Path,
-    compute_dtype,
     eager_kernel_why_not,
     triton_why_not,
 )
@@ -48,20 +47,6 @@ def glu_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     return y
 
 
-def glu_and_product(x: Tensor, matrix: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """`glu(x)` and `glu(x) A^T` in the dtype of `x`, saving only `x` and A where the kernel runs.
-
-    What else reads the activation should not save it either, as a product with frozen weights does not.
-
-    >>> x, matrix = torch.randn(3, 8), torch.randn(2, 4)
-    >>> y, product = glu_and_product(x, matrix, "swiglu")
-    >>> torch.equal(y, glu(x, "swiglu")), torch.allclose(product, y @ matrix.T)
-    (True, True)
-    """
-    both: tuple[Tensor, Tensor] = GLU_AND_PRODUCT(x, matrix, activation)
-    return both
-
-
 def glu_why_not(x: Tensor, activation: str) -> str | None:
     """Why the Triton kernel does not compute this gated activation; None where it does."""
     reason = eager_kernel_why_not("glu", x)
@@ -78,13 +63,6 @@ def glu_linear_why_not(x: Tensor, weight: Tensor, activation: str) -> str | None
     return recompute_why_not(x, activation, torch.get_autocast_dtype(x.device.type) if autocast else weight.dtype)
 
 
-def glu_and_product_why_not(x: Tensor, matrix: Tensor, activation: str) -> str | None:
-    """Why the activation is saved for the gradient of A; None where it is recomputed."""
-    if not (torch.is_grad_enabled() and matrix.requires_grad):
-        return "no gradient is needed"
-    return recompute_why_not(x, activation, compute_dtype(x))
-
-
 def recompute_why_not(x: Tensor, activation: str, dtype: torch.dtype) -> str | None:
     """Why the activation is not recomputed in the backward pass, with products in this dtype; None where it is."""
     if activation not in GLU_ACTIVATIONS or x.dtype not in KERNEL_DTYPES:
@@ -98,11 +76,6 @@ def recompute_why_not(x: Tensor, activation: str, dtype: torch.dtype) -> str | N
 
 def glu_then_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     return F.linear(glu(x, activation), weight)
-
-
-def glu_then_product(x: Tensor, matrix: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    y = glu(x, activation)
-    return y, F.linear(y, matrix.to(y.dtype))
 
 
 @custom_op("phasor::glu")
@@ -187,49 +160,6 @@ def _glu_linear_backward(ctx: Any, dy: Tensor) -> dict[str, Tensor | None]:
 glu_linear_op.register_autograd(_glu_linear_backward, setup_context=_glu_linear_setup_context)
 
 
-@custom_op("phasor::glu_and_product")
-def glu_and_product_op(x: Tensor, matrix: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    y = glu_op(x, activation)
-    return y, F.linear(y, matrix.to(x.dtype))
-
-
-@glu_and_product_op.register_fake
-def _(x: Tensor, matrix: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    rows = x.shape[:-1]
-    return x.new_empty((*rows, x.shape[-1] // 2)), x.new_empty((*rows, len(matrix)))
-
-
-@custom_op("phasor::glu_and_product_backward")
-def glu_and_product_backward_op(
-    dy: Tensor, dproduct: Tensor, x: Tensor, matrix: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    """The gradients of `x` and of the matrix."""
-    from phasor.ops.glu.kernels import glu_backward
-
-    rows = dproduct.flatten(0, -2)
-    dh = torch.addmm(dy.flatten(0, -2), rows, matrix.to(x.dtype))
-    # The kernel overwrites the gradient of the activation by the activation.
-    dx = glu_backward(dh, x.flatten(0, -2), activation, output=dh)
-    return dx.view(x.shape), (rows.t() @ dh).to(matrix.dtype)
-
-
-@glu_and_product_backward_op.register_fake
-def _(dy: Tensor, dproduct: Tensor, x: Tensor, matrix: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), matrix.new_empty(matrix.shape)
-
-
-def _glu_and_product_setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-    ctx.activation = inputs.activation
-    ctx.save_for_backward(inputs.x, inputs.matrix)
-
-
-def _glu_and_product_backward(ctx: Any, dy: Tensor, dproduct: Tensor) -> dict[str, Tensor | None]:
-    dx, dmatrix = glu_and_product_backward_op(dy, dproduct, *ctx.saved_tensors, ctx.activation)
-    return {"x": dx, "matrix": dmatrix}
-
-
-glu_and_product_op.register_autograd(_glu_and_product_backward, setup_context=_glu_and_product_setup_context)
-
 GLU = Dispatch(
     Path("Triton kernel", glu_op, glu_why_not),
     Path("torch, activation and multiplication", glu_ref),
@@ -241,13 +171,5 @@ GLU_LINEAR = Dispatch(
         "gated activation, then projection",
         glu_then_linear,
         inner=lambda x, weight, activation: GLU.explain(x, activation),
-    ),
-)
-GLU_AND_PRODUCT = Dispatch(
-    Path("Triton kernel, recomputed in the backward pass", glu_and_product_op, glu_and_product_why_not),
-    Path(
-        "gated activation, then product",
-        glu_then_product,
-        inner=lambda x, matrix, activation: GLU.explain(x, activation),
     ),
 )
