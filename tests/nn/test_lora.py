@@ -14,14 +14,15 @@ from phasor.adapters import adaptable_layers, add_adapter, disable_adapters, mer
 from phasor.config import FeedForwardConfig
 from phasor.config.lora import LoRAConfig
 from phasor.generation.runners.fused import fused_step_why_not
-from phasor.nn.adapted import adapt, change_class, effective_weight, strip_adapters
+from phasor.nn.adapted import adapt, effective_weight, strip_adapters
 from phasor.nn.adapted_linear import ADAPTED_LINEAR
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.lora import LoRA, LowRank
 from phasor.nn.lora_hook import adapters_of
 from phasor.nn.quantized import Quantization, QuantizedLinear
 from phasor.ops import dispatch
-from phasor.parallel.tensor import PartialLinear
+from phasor.parallel.tensor import PartialLinear, end_in_sum
+from phasor.training.float8 import Float8Linear, convert_to_float8
 
 ROWS = torch.tensor([5, 0, 3]), torch.tensor([1, 6])  # of seven: two have no update
 
@@ -160,12 +161,21 @@ def test_hooks_of_an_adapted_layer_see_its_input_and_what_it_gives():
 def test_a_layer_of_another_class_keeps_its_adapters():
     layer, x = layer_with("lora"), torch.randn(4, 9, dtype=torch.float64)
     expected = formula(layer, x) - layer.bias
-    change_class(layer, PartialLinear)
+    end_in_sum(layer, 1)
     assert type(layer) is PartialLinear
     torch.testing.assert_close(layer(x), expected)
     strip_adapters(layer)
     assert torch.equal(layer(x), x @ layer.weight.t())
     assert not layer._forward_hooks
+
+
+def test_float8_keeps_adapters():
+    model = build("grouped").float()
+    adapt_all(model)
+    expected = call(model)
+    convert_to_float8(model)
+    assert type(model.decoder.blocks[0].attention.qkv) is Float8Linear
+    torch.testing.assert_close(call(model), expected)  # it does not train here, and computes in float32
 
 
 @pytest.mark.parametrize("bits", [None, "nf4"])
