@@ -45,13 +45,13 @@ def small_model(preset="llama-2", **fields):
 
 
 @contextmanager
-def running(model, key=None, **options):
+def running(model, key=None, most=4096, **options):
     """The address of a server, and its engine."""
     engine = Engine(model, **{"max_rows": 4, "page_size": 8, **options}) if model.config.has_logits else None
     api = Api(model, engine, name="small", template=ChatTemplate({"default": TEMPLATE}))
     place = socket.socket()
     place.bind(("127.0.0.1", 0))
-    server = DrainingServer(uvicorn.Config(build_app(api, key=key), log_level="warning", ws="none"), seconds=60)
+    server = DrainingServer(uvicorn.Config(build_app(api, key=key), log_level="warning", ws="none"), 60, most)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
     if engine is not None:
         engine.start()

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from logging.handlers import BufferingHandler
 
 import httpx
@@ -221,6 +222,41 @@ def test_a_connection_without_a_request_is_closed(server, monkeypatch):
         while b"[DONE]" not in answer:
             answer += (piece := busy.recv(1 << 16))
             assert piece
+
+
+def test_connections_without_a_request_make_room_for_others(model):
+    with running(model, most=8) as (address, _), ExitStack() as stack:
+        host, port = address.removeprefix("http://").split(":")
+        busy, *silent = (
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(60)
+        )
+        with httpx.Client() as client:
+            for _ in range(3):
+                assert client.post(address + COMPLETIONS, json=PLAIN).status_code == 200
+        assert busy.recv(1) == b""
+        ended = sum(is_closed(each) for each in silent)
+        assert 50 <= ended < 59
+
+
+def is_closed(connection):
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+def test_a_request_beyond_the_connections_that_may_be_open_gets_503(model, monkeypatch):
+    monkeypatch.setattr(server_module, "BURST", 1)
+    body = {**PLAIN, "max_tokens": 250, "ignore_eos": True, "stream": True}
+    with running(model, most=1) as (address, _), ExitStack() as stack:
+        streams = [
+            stack.enter_context(httpx.stream("POST", address + COMPLETIONS, json=body, timeout=60)) for _ in range(2)
+        ]
+        assert [each.status_code for each in streams] == [200, 200]
+        assert post(address, COMPLETIONS, PLAIN).status_code == 503
+        assert all(each.read().endswith(b"data: [DONE]\n\n") for each in streams)
+        assert post(address, COMPLETIONS, PLAIN).status_code == 200
 
 
 def test_a_long_answer_reaches_a_client_that_reads_it_late(monkeypatch):

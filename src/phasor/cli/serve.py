@@ -34,6 +34,7 @@ SIZES = {
     "max-length": ("the most tokens of a prompt and its answer (default: the model's)", None),
     "max-rows": ("answers that are computed at once (default: 16, on a GPU 256)", None),
     "max-waiting": ("requests that may wait; further ones are refused with 429 (default: %(default)s)", 1024),
+    "max-connections": ("connections that may be open (default: 4096, or what the system allows)", None),
     "pages": ("pages of keys and values (default: what memory there is)", None),
     "page-size": ("tokens of a page (default: %(default)s)", 16),
     "prefill-chunk": ("tokens of a prompt that are read at a time (default: 512, on a GPU 8192)", None),
