@@ -444,6 +444,7 @@ NOT_TAKEN = {
     "mrope-interleaved": "several axes",
     "xpos": "xPos",
     "rotary-values": "values",
+    "rotary-output": "values",
 }
 
 

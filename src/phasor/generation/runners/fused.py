@@ -199,8 +199,7 @@ class FusedStep:
         self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
         self.split_k: Any = split_k_gemm
-        linears = linears_of(stack)
-        quantized = linears and all(isinstance(part, QuantizedLinear) for part in linears)
+        quantized = any(isinstance(part, QuantizedLinear) for part in linears_of(stack))  # routers are not
         self.few = rows <= (gemv.MAX_GEMV_ROWS_QUANTIZED.get(dtype, 1) if quantized else gemv.MAX_GEMV_ROWS)
         self.pdl = supports_pdl(device)
         self.sums = None if self.few or rows > split_k_gemm.MAX_ROWS else split_k_gemm.SplitKSums(rows, device)
