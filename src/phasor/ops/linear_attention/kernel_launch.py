@@ -14,7 +14,9 @@ from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
 from phasor.ops.linear_attention.forward_kernels import decay_kernel, output_kernel, solve_kernel, state_kernel
 
-MIN_TILE = 16  # features: the least that tensor cores multiply
+# Features of a tile of float32, and of 16 bits, at least: for fewer of these in chunks of 64 tokens, Triton 3.6 compiles
+# code for Hopper that ends with an illegal memory access.
+MIN_TILES = {True: 16, False: 64}
 # Few heads carry their states through a long row on few of a GPU's processors. Segments of it are then walked at the
 # same time, three times: for what they write, for what they leave of a state, and from the state each begins with.
 SEGMENT_CHUNKS = 96  # chunks, at least
@@ -41,7 +43,8 @@ class ChunkLayout:
         self.chunk = args.chunk
         self.chunks = cdiv(self.tokens, self.chunk)
         self.is_delta, self.is_float32 = args.strength is not None, args.v.dtype == torch.float32
-        self.key_tile, self.value_tile = (max(MIN_TILE, next_power_of_2(n)) for n in (self.key_dim, self.value_dim))
+        least = MIN_TILES[self.is_float32]
+        self.key_tile, self.value_tile = (max(least, next_power_of_2(n)) for n in (self.key_dim, self.value_dim))
         self.scalars: dict[str, Any] = {
             "num_tokens": self.tokens, "num_heads": heads, "group_size": self.group_size, "KEY_DIM": self.key_dim,
             "VALUE_DIM": self.value_dim, "CHUNK": self.chunk, "PRECISION": "ieee" if self.is_float32 else "tf32",
