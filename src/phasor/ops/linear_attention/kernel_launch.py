@@ -14,7 +14,7 @@ from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.backward_kernels import dstate_kernel, dz_kernel, gradient_kernel
 from phasor.ops.linear_attention.forward_kernels import decay_kernel, output_kernel, solve_kernel, state_kernel
 
-# Features of a tile of float32, and of 16 bits, at least: for fewer of these in chunks of 64 tokens, Triton 3.6 compiles
+# Features of a tile of float32, and of 16 bits, at least: for fewer of these in chunks of 64 tokens Triton 3.6 compiles
 # code for Hopper that ends with an illegal memory access.
 MIN_TILES = {True: 16, False: 64}
 # Few heads carry their states through a long row on few of a GPU's processors. Segments of it are then walked at the

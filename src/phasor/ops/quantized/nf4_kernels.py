@@ -7,6 +7,8 @@ The block scales are dequantized where they are used. The 16 values and the dyna
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ SCALE_GROUP = tl.constexpr(BLOCK_SIZE)
 SCALE_BYTES = tl.constexpr(BLOCK_SIZE // 2)
 NESTED = tl.constexpr(NESTED_BLOCK_SIZE)
 BYTES = 2048  # of a program that dequantizes
+ROUNDED = {"enable_fp_fusion": False}  # a product is rounded before it is added to, as in bitsandbytes and on a CPU
 
 
 @triton.jit
@@ -92,16 +95,16 @@ def tables_of(matrix: NF4Matrix) -> dict[str, Tensor]:
     return tensors | {"code_ptr": nf4_code(device), "map_ptr": dynamic_map(device)}
 
 
-def prepare_dequantize(num_bytes: int, K: int, PAD: int) -> tuple[tuple[int, ...], dict[str, int]]:
+def prepare_dequantize(num_bytes: int, K: int, PAD: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and what the kernel is compiled for."""
-    return (cdiv(num_bytes, BYTES),), {"BLOCK": BYTES, "num_warps": 8}
+    return (cdiv(num_bytes, BYTES),), {"BLOCK": BYTES, "num_warps": 8, **ROUNDED}
 
 
-def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, int]]:
+def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and tiles: fewer outputs per program where that is what keeps all processors busy."""
     block_n = 16 if N <= 2048 else 32 if N <= 8192 else 64
     tiles = {"BLOCK_M": 16 if M <= 16 else 32 if M <= 32 else 64, "BLOCK_N": block_n, "BLOCK_K": 128, "NUM_STAGES": 3}
-    return (cdiv(N, block_n),), tiles | {"num_warps": 4}
+    return (cdiv(N, block_n),), tiles | {"num_warps": 4, **ROUNDED}
 
 
 DEQUANTIZE = KernelLauncher(nf4_dequantize_kernel, prepare_dequantize)
