@@ -80,9 +80,12 @@ def decoding_on_a_gpu() -> list[str]:
 def latent_attention() -> list[str]:
     steps = [row for row in results("latent")["rows"] if row.get("runner") == "FusedRunner"]
     theirs = [row for row in results("latent")["rows"] if row.get("runner") == "transformers"]
-    ours, peer = (row for row in results("latent")["rows"] if row["what"] == "training layer")
-    share = steps[1]["of limit"] * steps[1]["step_ms"]
-    later = next(row for row in results("unchecked")["latent attention"] if row["batch"] == 16)["step_ms"]
+    training = results("latent-training")["rows"]
+    ours, peer = (row for row in training if row["what"] == "training layer")
+    plain, padded = (
+        next(row for row in training if row.get("way") == way)
+        for way in ("phasor, as the layer calls it", "torch's choice, padded")
+    )
     latent, rope, heads = 512, 64, 128
     operations = heads * 2 * (latent + rope + latent) / (2 * (latent + rope))  # scores and sums, per byte in bfloat16
     return [
@@ -90,9 +93,10 @@ def latent_attention() -> list[str]:
         f"takes {steps[0]['step_ms']:.2f} ms at batch 1 and {steps[1]['step_ms']:.2f} ms at batch 16: "
         f"{percents([step['of limit'] for step in steps])} of the limit of reading weights and cache. transformers "
         f"takes {theirs[0]['step_ms']:.2f} and {theirs[1]['step_ms']:.1f} ms.",
-        f"batch 16 then took {later:.2f} ms, {100 * share / later:.0f} % of the limit",
         f"takes {ours['forward_ms']:.2f} ms forward and {ours['both_ms']:.2f} ms with gradients; that of transformers "
         f"{peer['forward_ms']:.2f} and {peer['both_ms']:.2f} ms.",
+        f"the attention alone takes {plain['forward_ms']:.2f} and {plain['both_ms']:.2f} ms, and filled up with zeros "
+        f"{padded['forward_ms']:.2f} and {padded['both_ms']:.2f} ms.",
     ]
 
 
