@@ -9,7 +9,7 @@ from decoding import speaker
 
 import phasor
 from phasor import Engine
-from phasor.generation.engine import Handle
+from phasor.generation.engine import Handle, scheduler
 
 ROWS = 4
 SIZES = {"max_rows": ROWS, "page_size": 4, "pages": 20, "prefill_chunk": 64}
@@ -61,7 +61,8 @@ def test_small_requests_that_keep_coming_pass_a_large_one_as_often_as_rows_may_r
             assert handle.result().tokens == phasor.generate(model, prompt, max_new_tokens=5)
 
 
-def test_a_request_that_waits_and_is_cancelled_holds_nobody_up() -> None:
+def test_a_request_that_waits_and_is_cancelled_holds_nobody_up(monkeypatch: Any) -> None:
+    monkeypatch.setattr(scheduler, "MOST_TRIED", 8)
     model = speaker("rotary")
     with Engine(model, **SIZES) as engine:
         running = engine.submit(prompt_of(40), max_new_tokens=20)
@@ -83,19 +84,21 @@ def test_a_request_that_waits_and_is_cancelled_holds_nobody_up() -> None:
         assert engine.stats().pages_held == 0
 
 
-def test_what_a_request_that_does_not_fit_would_share_is_found_by_those_behind_it() -> None:
+def test_what_requests_share_is_looked_for_once_in_a_step_where_they_do_not_fit(monkeypatch: Any) -> None:
     model, shared = speaker("rotary"), prompt_of(40)
-    with Engine(model, **SIZES) as engine:
+    with Engine(model, **SIZES | {"pages": 40}) as engine:
         running = engine.submit(shared, max_new_tokens=12)
         engine.step()
-        large, small = (
-            engine.submit([*shared, *prompt_of(36, 3)], max_new_tokens=4),
-            engine.submit([*shared, 9], max_new_tokens=2),
-        )
+        found, find = [], engine._cache.find_prefix
+        monkeypatch.setattr(engine._cache, "find_prefix", lambda *args: found.append(args) or find(*args))
+        large = [engine.submit([*shared, *prompt_of(115, start)], max_new_tokens=4) for start in range(5)]
+        engine.step()
+        assert len(found) == 1
+        small = engine.submit([*shared, 9], max_new_tokens=2)
         engine.step()
         assert begun(small)
         assert small.cached_tokens == 40
-        assert not begun(large)
+        assert not any(map(begun, large))
         assert small.result().tokens == phasor.generate(model, [*shared, 9], max_new_tokens=2)
         assert running.result().tokens == phasor.generate(model, shared, max_new_tokens=12)
 

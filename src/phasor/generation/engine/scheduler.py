@@ -13,7 +13,7 @@ from phasor.transformer import Transformer
 
 TILE = 8  # rows of a decoding call of a deterministic engine
 LOOKAHEAD = 8  # chunks that begun rows of one chunk have to read, so that calls find rows of similar lengths
-MOST_TRIED = 8  # waiting rows that a step finds not to fit before it looks for no others
+MOST_TRIED = 64  # waiting rows that a step finds not to fit before it looks for no others
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Scheduler:
                 return
             # What the others are reading, and a page for the next tokens of each of them.
             spare = -(-sum(to_read) // self.cache.page_size) + len(self.running)
-            if self.begin(row, begun, spare):
+            if self.begin(row, begun, spare, is_next=not passed):
                 del self.waiting[len(passed)]
                 to_read.append(row.pending)
                 for other in passed:
@@ -87,10 +87,13 @@ class Scheduler:
             if most >= self.cache.max_rows or len(passed) in (len(self.waiting), MOST_TRIED):
                 return
 
-    def begin(self, row: EngineRow, begun: list[EngineRow], spare: int) -> bool:
-        """Let a row run if no other does, or if there are pages for all it has to read, and some to spare."""
+    def begin(self, row: EngineRow, begun: list[EngineRow], spare: int, *, is_next: bool) -> bool:
+        """Let a row run if no other does, or if there are pages for all it has to read, and some to spare.
+
+        What others have read of it counts for the next in line alone: to look for that takes time in every step.
+        """
         handle, alone = row.handle, not self.running
-        if not (alone or self.share_prefixes or self.cache.room_for_new(row.pending, spare)):
+        if not (alone or (is_next and self.share_prefixes) or self.cache.room_for_new(row.pending, spare)):
             return False
         lengths = handle.request.planned_lengths([row.state.prompt])
         row.cached = self.cache.new_row(length=lengths[0] if lengths else None, salt=handle.salt)
