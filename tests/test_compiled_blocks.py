@@ -78,7 +78,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_sparse_patterns(pattern):
     check(tiny("rotary", num_layers=3, attention={"sparse": PATTERNS[pattern]}))
@@ -153,6 +153,7 @@ def test_hooks_are_called():
     assert seen == [(1, 9, 32)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("index", [0, 2])
 def test_hooks_inside_one_block_are_called_for_that_block(index):
     """Blocks alike share a graph: the hook must neither be left out nor run in the others, also if it comes later."""

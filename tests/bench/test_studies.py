@@ -69,6 +69,7 @@ def run_phasor(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
 
 
 @pytest.mark.cpu_only("studies at a tiny size, with interpreted kernels")
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in STUDIES]
 )

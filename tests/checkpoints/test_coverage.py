@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import CommandRunner
 
 from phasor.checkpoints.coverage import checkpoint_types, covered_share
 from phasor.checkpoints.text_part import MULTIMODAL
@@ -49,11 +49,12 @@ def test_the_document_states_the_share():
     assert sentence in " ".join(DOCUMENT.read_text(encoding="utf-8").split()), f"docs/checkpoints.md: {sentence}"
 
 
-def test_the_command_prints_the_share_and_what_is_missing():
-    shown = run("families").stdout.splitlines()
+def test_the_command_prints_the_share_and_what_is_missing(capsys):
+    run = CommandRunner(capsys)
+    shown = run("families").splitlines()
     assert shown[-1].startswith(f"{len(names())} families")
     assert f"{covered_share(TYPES):.1%} of the downloads" in shown[-1]
-    read, missing = (json.loads(run("families", "--json", *more).stdout) for more in ((), ("--missing",)))
+    read, missing = (json.loads(run("families", "--json", *more)) for more in ((), ("--missing",)))
     assert [one["model_type"] for one in read] == [one.model_type for one in TYPES if one.part]
     assert [one["model_type"] for one in missing] == [one.model_type for one in TYPES if not one.part]
     assert sum(one["share"] for one in read + missing) == pytest.approx(1, abs=1e-12)

@@ -295,6 +295,7 @@ def test_near_the_start_nothing_changes_but_noise_and_undo_gives_the_same_bits(n
     assert all(torch.equal(tensor, state[n]) for n, tensor in model.state_dict().items())
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", CASES)
 def test_angles_are_exact_and_were_not(name):
     model = build_long(name)
@@ -308,6 +309,7 @@ def test_angles_are_exact_and_were_not(name):
         assert before > WRONG * EXACT
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", SHIFTING)
 def test_tokens_moved_far_along_give_the_same_logits(name):
     model = build_long(name)
@@ -375,6 +377,7 @@ def test_a_model_that_moved_meanwhile_is_undone_where_it_is(name):
     assert torch.equal(logits(swapped.eval()), logits(plain.to(torch.bfloat16)))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["llama", "gptj", "gemma3_text", "phi3", "dynamic", "gpt_oss", "cohere", "falcon"])
 def test_generation_from_a_cache(name):
     model = build(name)

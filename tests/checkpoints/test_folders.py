@@ -54,6 +54,7 @@ def test_every_named_system_comes_back_as_it_was(name: str, tmp_path: Path) -> N
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
+@pytest.mark.sample(34)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_comes_back_as_it_was(scheme: str, tmp_path: Path) -> None:
     model = build(tiny(scheme))

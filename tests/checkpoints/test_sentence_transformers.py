@@ -271,6 +271,7 @@ def dense_formula(folder, vector):
 
 
 class TestDense:
+    @pytest.mark.sample(6)
     @torch.no_grad()
     @pytest.mark.parametrize("normalize", [False, True])
     @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def model():
     return transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**SIZES))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", KEPT)
 def test_weights_are_kept_and_equal_those_that_are_dequantized(name, model, tmp_path):
     case, kind, group = KEPT[name]

@@ -311,6 +311,7 @@ def three_axes(whole):
     return theirs, folder
 
 
+@pytest.mark.sample(24)
 @torch.no_grad()
 def test_three_positions_per_token_rotate_as_theirs(three_axes):
     theirs, folder = three_axes
@@ -325,6 +326,7 @@ def test_three_positions_per_token_rotate_as_theirs(three_axes):
     assert (ours(text) - run(theirs)).abs().max() > 0.01
 
 
+@pytest.mark.sample(24)
 @torch.no_grad()
 def test_the_difference_vanishes_in_float64(three_axes):
     """Their angles, norms and states are of float32 whatever the weights are: theirs get those of float64."""

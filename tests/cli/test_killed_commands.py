@@ -68,6 +68,7 @@ def check_kills(place: Path, epochs: int, kills: int, seed: int) -> None:
     assert run_contents(place / "run") == run_contents(place / "whole")
 
 
+@pytest.mark.slow  # tests of kill points and of runs that are killed prove it of the functions behind the command
 def test_a_command_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path) -> None:
     check_kills(tmp_path, epochs=2, kills=1, seed=0)
 

@@ -96,6 +96,7 @@ def records(draw, cls):
     assume(False)
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
 @given(data=st.data())
 def test_json_round_trip(cls, data):

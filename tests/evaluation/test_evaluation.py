@@ -229,15 +229,15 @@ def test_translations_come_in_the_order_of_their_texts(speaker, beams):
     model = phasor.load(speaker / "model")
     expected = [one_at_a_time(model, [text], num_beams=beams)[0] if text.strip() else "" for text in TEXTS]
     assert len(set(expected)) > 3
-    for run in (speaker, speaker / "model", str(speaker / "model"), model):
-        for most in (1, 30, 4096):
-            seen = []
-            found = translate(
-                run, TEXTS, num_beams=beams, batch_tokens=most, progress=lambda *done, seen=seen: seen.append(done)
-            )
-            assert found == expected
-            assert seen == sorted(seen)
-            assert seen[-1] == (len(TEXTS), len(TEXTS))
+    runs = [(speaker, 1), (speaker / "model", 30), (str(speaker / "model"), 4096)]
+    for run, most in (*runs, *((model, most) for most in (1, 30, 4096))):
+        seen = []
+        found = translate(
+            run, TEXTS, num_beams=beams, batch_tokens=most, progress=lambda *done, seen=seen: seen.append(done)
+        )
+        assert found == expected
+        assert seen == sorted(seen)
+        assert seen[-1] == (len(TEXTS), len(TEXTS))
     assert translate(speaker, []) == []
     assert translate(speaker, [""]) == [""]
 
@@ -385,7 +385,7 @@ def test_separate_tokenizers_from_training_to_translation(tmp_path):
     assert one_at_a_time(model, texts, num_beams=2) == expected
     for folder in (run, run / "model", model):
         assert translate(folder, texts, num_beams=2) == expected
-    assert evaluate(run, device="cpu")["sentences"] == len(PAIRS[::3] + OTHERS)
+    assert evaluate(run, device="cpu", num_beams=1)["sentences"] == len(PAIRS[::3] + OTHERS)
     for format in ("phasor", "hf"):
         try:
             phasor.save(model, tmp_path / format, format=format)

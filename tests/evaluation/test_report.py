@@ -154,13 +154,18 @@ def test_a_report_replaces_reports_and_nothing_else(tmp_path):
 
 
 def test_reports_that_are_written_at_once_are_each_whole(tmp_path):
+    """By this process and another one, which says when it begins."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom phasor.evaluation.report import write_report\n"
+        "print('begins', flush=True)\n"
         "for _ in range(40):\n"
-        "    write_report(Path(sys.argv[1]), {name: sys.argv[2] * 9999 for name in ('a.json', 'b.html')})\n"
+        "    write_report(Path(sys.argv[1]), {name: '1' * 9999 for name in ('a.json', 'b.html')})\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "report"), which]) for which in "12"]
-    assert [process.wait() for process in running] == [0] * 2
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "report")], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"begins\n"
+        for _ in range(40):
+            write_report(tmp_path / "report", {name: "2" * 9999 for name in ("a.json", "b.html")})
+    assert process.returncode == 0
     assert (tmp_path / "report" / "a.json").read_text() == (tmp_path / "report" / "b.html").read_text()
     assert [report.wrong for report in phasor.verify(tmp_path / "report")] == [[]]
 

@@ -69,6 +69,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("chunk", [1, 13, 24, 100, 500])
 def test_a_stream_has_the_loss_of_a_full_forward(tmp_path, kind, chunk):

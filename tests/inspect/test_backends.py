@@ -22,6 +22,7 @@ from phasor.ops.attention import ATTENTION, Mask, ScoreMod, attention
 from phasor.ops.dispatch import Dispatch, Path
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PRESETS)
@@ -42,6 +43,7 @@ def test_every_preset_has_a_path_for_every_operation(name: str, device: str, tra
         assert all(why in text and why.count(".") == 0 for _, why in one.why_not)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("kind", PositionConfig.kinds)
 def test_every_scheme_has_paths(kind: str, window: int | None) -> None:
@@ -92,6 +94,7 @@ def test_attention_takes_the_path_that_backends_reports(
     assert taken == [reported[0]] * 2
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -42,6 +42,7 @@ def full(model: phasor.Transformer, ids: Tensor, **args: Tensor) -> Tensor:
         return model(ids, **args)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.skipif(ON_GPU, reason="a GPU takes the interval kernel, which has no blocks of queries with masks")
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("view", VIEWS)
@@ -88,6 +89,7 @@ def test_a_chunk_after_a_cache_takes_the_interval_kernel(
     assert torch.allclose(torch.cat(pieces, dim=1), full(model, ids), atol=1e-4)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("chunk", [1, 3, WINDOW - 1, WINDOW, WINDOW + 1, 50])
 def test_a_cache_of_one_window_is_endless(view: str, chunk: int) -> None:

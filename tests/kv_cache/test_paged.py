@@ -77,6 +77,7 @@ def test_rows_equal_the_full_forward(scheme: str, view: str) -> None:
     check_rows(model, paged(model))
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_attention(kind: str) -> None:
     position = "rotary" if KINDS[kind].takes_positions else "none"

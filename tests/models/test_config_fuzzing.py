@@ -54,7 +54,7 @@ def complaints(name, seed, count):
 every = pytest.mark.parametrize("name", [name for name in BUILDERS if "/" not in name])
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(40)
 @every
 def test_odd_values_are_read_or_refused_in_a_sentence(name):
     assert list(complaints(name, 0, 25)) == []

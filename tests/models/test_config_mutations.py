@@ -123,7 +123,7 @@ class Model:
         return None if same else f"{mutation}: other logits"
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", [name for name in BUILDERS if "/" not in name])
 @torch.no_grad()
 def test_some_mutations_of_a_configuration(name, tmp_path):

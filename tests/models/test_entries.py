@@ -98,7 +98,7 @@ def test_layers_that_differ_are_a_pattern_and_others_none():
     assert draft.build().layers == (LayerConfig(attention={"window": 4}),)
 
 
-@pytest.mark.sample(80)
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_table_reads_back_what_it_writes(name):
     data = json.loads(PUBLISHED[name].read_text())

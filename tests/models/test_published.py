@@ -62,6 +62,7 @@ def published(name):
     return data
 
 
+@pytest.mark.sample(110)
 @every
 def test_a_published_configuration_means_what_transformers_reads(name, tmp_path):
     data = published(name)

@@ -130,7 +130,7 @@ def talkative(family):
     return theirs
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_beams_find_what_theirs_find_by_what_the_folder_says(name, tmp_path):
     """Start, end, forced and forbidden tokens are those of generation_config.json alone, in both."""

@@ -266,6 +266,7 @@ def test_experts_in_float32(config, dim, hidden):
     assert_same(network(x), expected, [x, *network.parameters()], SINGLE)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("config", EXPERTS.values(), ids=EXPERTS)
 def test_experts_with_kernels_for_routing(config):
     network = make_experts(config, 16, 24, torch.float32)

@@ -62,6 +62,7 @@ class TestRelative:
             return model(ids, ids, positions=positions, target_positions=positions)
         return model(ids, positions=positions, length=64)
 
+    @pytest.mark.sample(30)
     @pytest.mark.parametrize("name", RELATIVE)
     def test_shifts_up_to_2_to_the_30_change_nothing(self, name):
         model = self.model(name)
@@ -256,6 +257,7 @@ class TestCausality:
         assert from_sink.nonzero().flatten().tolist() == list(range(1, 16))
         assert from_other.nonzero().flatten().tolist() == [2, 3, 4, 5]
 
+    @pytest.mark.sample(36)
     @pytest.mark.parametrize("name", MODELS)
     def test_a_prefix_sees_itself_and_nothing_after(self, name):
         model, ids = build(MODELS[name]), tokens(2, 16)

@@ -40,6 +40,7 @@ def test_every_extension_is_among_the_cases():
     assert {extension["kind"] for extension, _ in CASES.values() if extension} == set(phasor.kinds("extensions"))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", CASES)
 def test_rotary_is_exact(case):
     extension, length = CASES[case]
@@ -112,6 +113,7 @@ def sinusoid(t, column, width, layout, spacing, base=10000):
     return mp.cos(angle) if cosine else mp.sin(angle)
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("width", [16, 7, 33])
 @pytest.mark.parametrize("spacing", ["width", "ends"])
@@ -153,6 +155,7 @@ def test_nothing_about_positions_is_stored_but_weights(name, shape):
     assert set(model.state_dict()) == {key for key, _ in model.named_parameters()}
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_round_trip_through_bfloat16_changes_nothing_but_weights(name):
     model = build(tiny(name))

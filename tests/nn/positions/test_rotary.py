@@ -192,6 +192,7 @@ def test_low_precision_rotate_rounds_the_exact_rotation_once(case, pairing, dtyp
         assert ((after.double() - exact).abs() <= allowed).all()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize(
     ("head_dim", "fields"),

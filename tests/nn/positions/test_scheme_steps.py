@@ -10,7 +10,7 @@ IN_LAYERS = [name for name, scheme in SCHEMES.items() if "scores" in scheme.acts
 IN_LAYERS += [name for name in SCHEMES if name.startswith(("temperature", "selfextend", "dualchunk"))]
 
 
-@pytest.mark.sample(36)
+@pytest.mark.sample(20)
 @torch.no_grad()
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("name", IN_LAYERS)
