@@ -164,7 +164,7 @@ def test_reports_that_are_written_at_once_are_each_whole(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "report")], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"begins\n"
         for _ in range(40):
-            write_report(tmp_path / "report", {name: "2" * 9999 for name in ("a.json", "b.html")})
+            write_report(tmp_path / "report", dict.fromkeys(("a.json", "b.html"), "2" * 9999))
     assert process.returncode == 0
     assert (tmp_path / "report" / "a.json").read_text() == (tmp_path / "report" / "b.html").read_text()
     assert [report.wrong for report in phasor.verify(tmp_path / "report")] == [[]]
