@@ -40,17 +40,17 @@ HALF = {
     f"{name}, {mesh}, bfloat16": {"model_name": name, "mesh": MESHES[mesh], "train": {"precision": "bfloat16"}}
     for name, mesh in (("tied llama", "sharded"), ("alibi", "context and tensor"))
 }
-# Every mesh, and every model on some of them: the model, the option.
+# Every mesh, and models whose parts are cut in different ways: the model, the option.
 FAST = {
     "sharded": [
-        *((name, "") for name in ("tied llama", "encoder-decoder", "encoder", "few experts")),
+        *((name, "") for name in ("tied llama", "encoder-decoder", "few experts")),
         ("experts", "accumulated"),
     ],
     "replicated": [("tied llama", "")],
     "hybrid": [("tied llama", "")],
-    "tensor": [("alibi", ""), ("experts", ""), ("transformerxl", ""), ("shared projections", "")],
-    "context": [("tied llama", ""), ("encoder-decoder", "")],
-    "shard and tensor": [("tied llama", "accumulated"), ("few experts", "")],
+    "tensor": [("experts", ""), ("transformerxl", ""), ("shared projections", "")],
+    "context": [("tied llama", "")],
+    "shard and tensor": [("tied llama", "accumulated")],
     "shard and context": [("alibi", "regularized")],
     "replicate and tensor": [("encoder", "regularized")],
     "replicate and context": [("experts", "regularized")],
@@ -59,7 +59,6 @@ FAST = {
         ("latent", ""),
         ("states", ""),
         ("indexer", ""),
-        ("deepnorm", ""),
         ("windows and sinks", ""),
         ("forget gates", ""),
         ("shaw", ""),
