@@ -336,7 +336,7 @@ def test_links_to_the_lab_name_what_its_views_know(chromium, pages):
     """Every key of a state is one that the view reads."""
     links = {link for page in pages.values() for link in page.links if link.startswith("http://127.0.0.1:8765/#/")}
     assert len(links) > 5
-    with serve(computing=0) as lab:
+    with serve() as lab:
         one = visit(chromium, lab).open("parts")
         for link in links:
             view, _, query = link.partition("#/")[2].partition("?")
