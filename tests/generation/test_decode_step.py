@@ -101,6 +101,16 @@ MODELS = {
     "norm of all heads": {"attention": {"qk_norm": "whole"}},
     "some biases": {"attention": {"bias": ("q", "v")}},
     "latent": {"attention": "latent", "num_layers": 2},
+    "latent, queries of a low rank": {  # as wide as the latent vector with its key
+        "attention": phasor.LatentAttentionConfig(
+            q_rank=16, rope_dim=4, kv_rank=12, bias=("q_down", "kv_down", "out"), norm_eps=1e-3
+        )
+    },
+    "latent, chosen keys": {
+        "attention": phasor.LatentAttentionConfig(
+            q_rank=16, rope_dim=4, kv_rank=12, indexer={"num_heads": 2, "head_dim": 8, "top_k": 3}
+        )
+    },
     "activation": {"feedforward": {"activation": "swiglu-clamped"}},
     "sigmoid router": {"feedforward": {"activation": "swiglu", "experts": {"num_experts": 4, "scores": "sigmoid"}}},
     "layers of one sub-layer": {
@@ -129,6 +139,7 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
         "alibi",
         "a shared expert",
         "latent",
+        "latent, queries of a low rank",
         "biases",
         "norm of heads",
         "multiplier",
@@ -218,7 +229,9 @@ def test_logits_in_half_precision_are_as_near_to_float64_as_those_of_plain_steps
 
 
 @pytest.mark.usefixtures("large_tiles")
-@pytest.mark.parametrize("name", ["biases", "multiplier", "experts as in gpt-oss", "gated delta", "latent"])
+@pytest.mark.parametrize(
+    "name", ["biases", "multiplier", "experts as in gpt-oss", "gated delta", "latent", "latent, queries of a low rank"]
+)
 def test_projections_of_several_rows_by_the_split_k_kernel(name, monkeypatch):
     monkeypatch.setattr(split_k_gemm, "BLOCK_K", 16)
     used, multiply = [], split_k_gemm.split_k_gemm
