@@ -11,7 +11,8 @@ SOURCES = sorted((ROOT / "src" / "phasor").rglob("*.py"))
 PYTHON = [*SOURCES, *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
 TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
 RECIPES = sorted((ROOT / "src" / "phasor" / "recipes").glob("*.yaml"))
-TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *RECIPES]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")]
+TEXTS = [*sorted(PAGES), *RECIPES]
 
 EACH = "row|token|layer|text|line|head|document|prompt|query|key|position|slot|step|scheme|family|verb|operation|page"
 RETIRED = {
@@ -39,8 +40,8 @@ RETIRED = {
     r"\bfloat8_linear_why_not\b": "float8_unsupported_reason",
     r"\bphasor\.(kernels|parts|speed|choices|explanation|routes|fast_paths|slots|presets)\b": "see docs/design.md",
 }
-PHRASES = {  # of pages
-    r"\bof (its|their|your) own\b(?! \w)": "say what is meant: by itself, separate, your own X",
+PHRASES = {  # of pages and sources
+    r"\w of (its|their|your) own\b(?! \w)": "say what is meant: by itself, separate, your own X",
     r"\bwhatever\b": "any, every, or the condition",
     r"\bso many\b": "that many, or the number",
     r"\b(is|are) no function of\b": "not a function of",
@@ -55,7 +56,9 @@ def name_of(path):
 
 
 @pytest.mark.parametrize(
-    ("paths", "words"), [([*PYTHON, *TESTS], RETIRED), (TEXTS, RETIRED | PHRASES)], ids=["code", "pages"]
+    ("paths", "words"),
+    [([*PYTHON, *TESTS], RETIRED), (SOURCES, PHRASES), (TEXTS, RETIRED | PHRASES)],
+    ids=["code", "sources", "pages"],
 )
 def test_retired_words_are_gone(paths, words):
     texts = {path: path.read_text(encoding="utf-8") for path in paths}

@@ -103,7 +103,7 @@ def disable_adapters(model: Transformer) -> Iterator[None]:
 def merge_adapters(model: Transformer) -> None:
     """Put what a model's adapters in use change into its weights, and leave it without adapters.
 
-    A head that is tied gets a matrix of its own where an adapter changes it, or changes the table alone.
+    A tied head becomes a separate matrix where an adapter changes it, or changes the table alone.
     """
     tokens, head = model.tokens, model.head
     tied = isinstance(head, LogitsHead) and head.weight is None

@@ -43,7 +43,7 @@ class ChatTemplate:
     """The chat templates of a folder by name, and its special tokens, which they write.
 
     Most folders have one, `default`; some have `tool_use` besides, which is for conversations with tools, or `rag`.
-    A template is rendered in a process of its own, in Jinja's sandbox, with bounds on its time, memory and output.
+    A template is rendered in a separate process, in Jinja's sandbox, with bounds on its time, memory and output.
 
     >>> text = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     >>> template = ChatTemplate({"default": text}, {"eos_token": "</s>"})

@@ -1,7 +1,7 @@
 """Fetch files of a repository on the Hugging Face hub into the hub's cache, by `huggingface_hub`.
 
-A file is fetched to a name of its own beside the cache's other files, which a later call continues, and takes its place
-only when its hash is the one that the hub states.
+A file is fetched under a temporary name beside the cache's other files, where a later call continues it, and takes its
+place only when its hash is the one that the hub states.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def merge(
 ) -> None:
     """Write the model that a base is with its adapter, or with several, as `load` takes them: its weights and all.
 
-    It is in the format and the dtype of the base, which does not change. A tied head gets a matrix of its own where an
+    It is in the format and the dtype of the base, which does not change. A tied head becomes a separate matrix where an
     adapter changes it, or changes the token embedding alone.
 
     >>> import tempfile, torch

@@ -297,7 +297,7 @@ class GPTQ(Format):
 
 
 class AWQ(Format):
-    """4 bits packed along the outputs, in an order of their own, with scales and zero points per group of inputs."""
+    """4 bits packed along the outputs, interleaved, with scales and zero points per group of inputs."""
 
     method = "awq"
     ends = dict.fromkeys((".qweight", ".qzeros", ".scales"), ".weight")

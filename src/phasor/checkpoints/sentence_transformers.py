@@ -112,7 +112,7 @@ def dense_rules(head: HeadConfig) -> Iterator[Rule]:
 
 
 def weights_of_family(model: Transformer) -> dict[str, Tensor]:
-    """A model's weights but for those of adapters and of dense layers, which are in folders of their own."""
+    """A model's weights but for those of adapters and of dense layers, which are in separate folders."""
     return {name: weight for name, weight in model.state_dict().items() if not is_extra(name)}
 
 

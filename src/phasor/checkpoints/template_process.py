@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process of their own, which is ended where one takes too much."""
+"""Chat templates rendered in a separate process, which is ended where one takes too much."""
 
 from __future__ import annotations
 

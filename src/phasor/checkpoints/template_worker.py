@@ -107,7 +107,7 @@ def tojson(
 
 @lru_cache(CACHED)
 def compile_template(text: str) -> jinja2.Template:
-    """A template in an environment of its own, with what transformers gives its templates."""
+    """A template, compiled in a new environment with what transformers gives its templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )

@@ -34,7 +34,7 @@ HOLDS_STDERR = threading.Lock()
 def tokenizer_errors(what: str) -> Iterator[None]:
     """Turn what `tokenizers` raises into a ValueError: its plain exceptions, and the panics of its Rust code.
 
-    Rust writes a message of its own about a panic, which is not printed.
+    What Rust itself writes about a panic is not printed.
 
     >>> from tokenizers import Tokenizer, models
     >>> with tokenizer_errors("the prompt cannot be encoded"):

@@ -43,8 +43,8 @@ WARMUP_STEPS = 3  # the prompt, the step that is compiled, and one that repeats 
 PROMPT_OPTIONS = {
     "--prompt TEXT": "the prompt; read from standard input if left out",
     "--prompt-file FILE": "read the prompt from a file",
-    "--prompts FILE": "several prompts, one per line of a file (- is standard input); each result is printed on a line "
-    "of its own, with backslashes and line ends in it as escapes",
+    "--prompts FILE": "several prompts, one per line of a file (- is standard input); each result is printed on one "
+    "line, with backslashes and line ends in it as escapes",
     "--stream": "print the text as it comes",
     "--draft FOLDER": "a smaller model for speculative decoding",
 }

@@ -65,7 +65,7 @@ class LogitsConfig(HeadConfig):
             positive(self, "multiplier")
 
     def projects(self, embedding: EmbeddingConfig) -> bool:
-        """Whether a layer of its own leads back to the width of the token table."""
+        """Whether a linear layer projects back to the width of the token table."""
         return embedding.width is not None
 
     def weights(self, model: ModelConfig) -> Weights:

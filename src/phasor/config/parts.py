@@ -39,7 +39,7 @@ class FeedForwardConfig(Config):
             raise ValueError(f"the activation {self.activation.kind!r} learns weights, and those of experts learn none")
 
     def hidden_dim_of(self, model: ModelConfig) -> int:
-        """The hidden width of the network, or of an expert that has none of its own."""
+        """The hidden width of the network, or of an expert whose width is not set."""
         return model.hidden_dim if self.hidden_dim is None else self.hidden_dim
 
     @property

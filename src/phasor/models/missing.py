@@ -55,7 +55,7 @@ MISSING = {
     "recurrent_gemma": Missing(f"{RECURRENT} (RG-LRU)", "gemma"),
     "rwkv": Missing(f"{RECURRENT} (WKV)", "gpt2"),
     "step3p5": Missing("other numbers of query heads in layers with windows than in the rest", "qwen3_moe"),
-    "xlnet": Missing("relative positions with a learned query of their own (Transformer-XL)", "bert"),
+    "xlnet": Missing("relative positions with a separate learned query (Transformer-XL)", "bert"),
     "xlstm": Missing(f"{RECURRENT} (mLSTM)", "llama"),
     "zamba2": Missing("one block of attention that several layers share, each with an adapter", "bamba"),
 }

@@ -1,4 +1,4 @@
-"""Vectors of tokens for every layer: where they come from, and what a block makes of its own (Gemma 4 E2B)."""
+"""Vectors of tokens for every layer: where they come from, and what a block does with its vectors (Gemma 4 E2B)."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class RequestReader:
                 "an answer ends where its response_format is complete: leave out ignore_eos and min_tokens",
                 param="ignore_eos" if fields.ignore_eos else "min_tokens",
             )
-        # A grammar follows the tokens of one choice, so that each is a request of its own then.
+        # A grammar follows the tokens of one choice, so that each is then a separate request.
         copies = 1 if has_form else fields.n
         if (len(prompts) * fields.n // copies - 1) * copies >= self.most_rows:
             raise RequestError(

@@ -76,7 +76,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def close_idle(self) -> None:
-        """Close connections on which no request has come for too long: the system allows a process only so many."""
+        """Close connections on which no request has come for too long: the system limits their number per process."""
         now = time.monotonic()
         self.idle_since = {connection: self.idle_since.get(connection, now) for connection in self.idle()}
         for connection, since in self.idle_since.items():
@@ -170,7 +170,7 @@ def serve(
 
 
 def default_connections() -> int:
-    """How many connections may be open: the system allows a process only so many files, and a connection is one."""
+    """How many connections may be open: the system limits the open files of a process, and a connection is one."""
     try:
         import resource
     except ImportError:  # on Windows, where there is no such limit

@@ -32,7 +32,7 @@ class Examples:
     """The examples of a recipe's task; a subclass states how they differ from documents, and one method or another.
 
     `sides` arrays are stored for each, of which `token_sides` are counted as its tokens. `ends` is what a new
-    tokenizer puts around a text, and `has_source` whether the first of two texts may have a tokenizer of its own.
+    tokenizer puts around a text, and `has_source` whether the first of two texts may have another tokenizer.
     `unrelated` are fields of `DataConfig` that the tokens do not depend on. In messages an example is a `unit`, and
     its length is `measured` in tokens.
     """

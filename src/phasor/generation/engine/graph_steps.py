@@ -96,7 +96,7 @@ class GraphSteps:
         return graphs.runners[rows, blocks]
 
     def _of(self, model: Transformer) -> ModelGraphs | None:
-        """The graphs of a model; None where its steps run eagerly, whatever their sizes."""
+        """The graphs of a model; None where its steps run eagerly at every size."""
         if model not in self.graphs:
             captured = runs_cuda_graph(StepSpec(model, 1, pages=StaticPagedKVCache(self.cache, 1, 1)))
             self.graphs[model] = ModelGraphs(model, self.cache.max_rows) if captured else None

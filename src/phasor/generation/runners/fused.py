@@ -74,7 +74,7 @@ def model_why_not(model: Transformer) -> str | None:
         ),
         "the output of blocks is scaled": placement.block_scale,
         "layers share their weights": config.layers_per_block > 1,
-        "layers have inputs of their own": embedding.per_layer_width is not None,
+        "each layer has an additional input": embedding.per_layer_width is not None,
         "the embedding has a norm, token types or another width than the model": bool(
             embedding.norm or embedding.token_types or embedding.width
         ),

@@ -87,7 +87,7 @@ class FusedRecurrent:
     residual.
 
     With many rows the projections are GEMMs of torch, and the convolution is a kernel by itself. Gates with a
-    projection of their own are one more where weights are quantized or nothing is convolved, and so is a norm over
+    separate projection are one more where weights are quantized or nothing is convolved, and so is a norm over
     several heads.
     """
 

@@ -115,7 +115,7 @@ def fields_missing(rope: RopeConfig) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 f"{block.name}.{lacking[0]}",
-                f"{block.kind} needs {' and '.join(lacking)}: readers stop, or take values of their own",
+                f"{block.kind} needs {' and '.join(lacking)}: readers stop, or take their own defaults",
                 f"all of {', '.join(NEEDED[block.kind])}",
                 ("b4rtaz/distributed-llama#120",),
             )

@@ -75,8 +75,8 @@ def sections_sum(rope: RopeConfig) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 f"{block.name}.{SECTIONS}",
-                f"its sum is {sum(sections)}, and {block.pairs} pairs of a head are rotated: engines stop, or fit the "
-                "sections in ways of their own",
+                f"its sum is {sum(sections)}, and {block.pairs} pairs of a head are rotated: engines stop, or each "
+                "fits the sections in another way",
                 f"sections with the sum {block.pairs}",
                 ("pytorch/torchtitan#4286", "sgl-project/sglang#19144"),
             )
@@ -129,7 +129,7 @@ def sliding_layers(rope: RopeConfig) -> Iterator[Finding]:
 
 
 def local_base(rope: RopeConfig) -> Iterator[Finding]:
-    """Another base in layers with a window, by a field of its own."""
+    """Another base in layers with a window, in a separate field."""
     if LOCAL_BASE in rope.config:
         yield Finding(
             "warning",

@@ -44,7 +44,7 @@ class BioGPT(Family):
         "initializer_range": InitStd(),
         "tie_word_embeddings": Field("embedding.tied", default=True),
     }
-    harmless = frozenset({"layerdrop", "layer_norm_eps"})  # its norms have 1e-5 whatever the file says
+    harmless = frozenset({"layerdrop", "layer_norm_eps"})  # its norms have 1e-5 in transformers, not the file's eps
 
     def rules(self, config: ModelConfig) -> Iterator[Rule]:
         yield Rule("tokens.weight", self.embedding)

@@ -11,7 +11,7 @@ from phasor.config import ModelConfig
 from phasor.models.families.gptj import GPTJ
 from phasor.models.layout import Layout, Piece, Rule, linear
 
-SHARDS = 4  # of the pretraining, whatever the size
+SHARDS = 4  # of the pretraining, the same for every size
 
 
 @dataclass(frozen=True)

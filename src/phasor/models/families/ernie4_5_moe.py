@@ -31,7 +31,7 @@ class ExpertLayers(FieldEntry):
         start, end = routed[0], routed[-1]
         step = routed[1] - start if len(routed) > 1 else start + 1
         if routed != [i for i in range(start, end + 1) if (i + 1) % step == 0]:
-            raise ValueError("its layers with experts are every so many, by their number, between two of them")
+            raise ValueError("its layers with experts are not at equal intervals between a first and a last one")
         return {name: start, "moe_layer_end_index": end, "moe_layer_interval": step}
 
 

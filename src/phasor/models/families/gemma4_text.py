@@ -34,7 +34,7 @@ def attentions(config: ModelConfig) -> list[SoftmaxAttentionConfig]:
 
 
 class GlobalLast(LayerTypes):
-    """`layer_types`, of which the last is global, whatever a file says."""
+    """`layer_types`, of which the last is always global, also where a file says otherwise."""
 
     def __init__(self) -> None:
         super().__init__(lambda f, draft, i: (i + 1) % 6 != 0, absent=512)

@@ -15,7 +15,7 @@ INDEXERS = {"F": "full", "S": "shared"}  # of a layer's own, and of the layer be
 
 
 class Indexers(FieldEntry):
-    """`indexer_types`: which layers have an indexer of their own, and which take what an earlier one chose.
+    """`indexer_types`: which layers have an indexer, and which take what an earlier one chose.
 
     Where it is missing, `index_topk_pattern` says so, or `index_topk_freq` of layers from `index_skip_topk_offset` on.
     """

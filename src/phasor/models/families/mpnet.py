@@ -13,7 +13,7 @@ from phasor.models.fields import Fields
 from phasor.models.layout import Rule, linear, projections
 from phasor.nn.positions import T5PositionConfig
 
-BIAS = T5PositionConfig(num_buckets=32, max_distance=128)  # transformers computes with these, whatever a file says
+BIAS = T5PositionConfig(num_buckets=32, max_distance=128)  # transformers does not read them from a file
 
 
 class RelativeBias(FieldEntry):

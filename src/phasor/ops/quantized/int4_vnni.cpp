@@ -2,7 +2,7 @@
 //
 // A block is 16 outputs, one per lane. Its weights are [K/8, 16, 4] bytes: byte j of a lane holds input j of eight in
 // its lower half and input j + 4 in the upper one, each plus 8. Its scales are [K/group, 16] in bfloat16. Every 32
-// inputs of a row of x have a scale of their own. A group's sum of products is exact, in 32-bit integers.
+// inputs of a row of x share a scale. A group's sum of products is exact, in 32-bit integers.
 
 #include <immintrin.h>
 #include <torch/csrc/stable/library.h>

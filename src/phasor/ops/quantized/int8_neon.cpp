@@ -1,6 +1,6 @@
 // y = x W^T with W in 8 bits and x rounded to 8 bits, for ARM processors with dot products of 8-bit integers.
 //
-// Every 64 inputs of a row of x have a scale of their own, or every 32 where 64 do not divide them. Their sum of
+// Every 64 inputs of a row of x share a scale, or every 32 where 64 do not divide them. Their sum of
 // products is exact, in 32-bit integers.
 
 #include <arm_neon.h>

@@ -1,6 +1,6 @@
 // y = x W^T + b with W in 8 bits and x rounded to 8 bits, for x86 processors with AVX-512 and VNNI.
 //
-// Every 64 inputs of a row of x have a scale of their own; the last may be 32. Their sum of products is exact, in
+// Every 64 inputs of a row of x share a scale; the last may be 32. Their sum of products is exact, in
 // 32-bit integers. VNNI multiplies unsigned by signed integers: the weight's sign goes to the input.
 
 #include <immintrin.h>

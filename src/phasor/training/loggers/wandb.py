@@ -48,7 +48,7 @@ class WandbLogger:
 
 
 def last_id(folder: Path) -> str | None:
-    """The id of the run that wandb wrote last to a folder, by the name of its own; None where there is none.
+    """The id of the run that wandb wrote last to a folder, by its name there; None where there is none.
 
     >>> last_id(Path("nowhere"))
     """

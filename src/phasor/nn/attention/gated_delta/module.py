@@ -24,7 +24,7 @@ SMALLEST_DECAY = 0.01  # of initial decay rates per unit of time
 class GatedDeltaAttention(RecurrentAttention, config=GatedDeltaAttentionConfig):
     """`S = exp(g) S`, `S = S + beta k (v - S^T k)^T`, and the output `norm(S^T q) * silu(z)`, for each head.
 
-    The write strengths `beta` and decays `g` come out of a projection of their own.
+    The write strengths `beta` and decays `g` come out of a separate projection.
     """
 
     def __init__(self, config: GatedDeltaAttentionConfig, model: ModelConfig, *, cross: bool = False) -> None:

@@ -58,7 +58,7 @@ class LatentAttentionConfig(AttentionConfig, kind="latent"):
     the width of a head's value. Left out, the three are as in DeepSeek V2: a third of the head is rotated, values are
     as wide as the rest of it, and the latent vector is four times as wide as a value. Queries come from a vector
     `q_rank` wide, or straight from the input. Both vectors are normalized, with `norm_eps` in place of the norm's eps.
-    All heads have keys and values of their own: `num_kv_heads` is for layers with other attention. With an `indexer` a
+    Every head has separate keys and values: `num_kv_heads` is for layers with other attention. With an `indexer` a
     query attends to a few chosen tokens; with `shared_index` to those that the layer before it with the same attention,
     but for that, has chosen.
 

@@ -84,7 +84,7 @@ class SoftmaxAttentionConfig(AttentionConfig, kind="softmax"):
         if self.cap_sinks and not self.sink_tokens:
             raise ValueError(f"{name}.cap_sinks needs sink_tokens: it caps the distance to them")
         if self.cap_sinks and self.shared_kv:
-            raise ValueError(f"{name}.cap_sinks caps distances in layers with keys of their own, and shared_kv is set")
+            raise ValueError(f"{name}.cap_sinks is for layers that project their own keys, and shared_kv is set")
         if self.output_gate and self.shared_kv:
             raise ValueError(f"{name}.output_gate is projected along with keys, and shared_kv leaves those out")
         if len(set(self.bias)) != len(self.bias):

@@ -38,7 +38,7 @@ class CombinedConfig(PositionConfig, kind="combined"):
             if scheme.reads_heads:
                 raise ValueError(
                     f"CombinedConfig.schemes cannot contain {scheme.kind!r}, which reads queries or keys, so that "
-                    "no other scheme may change them: give it layers of its own"
+                    "no other scheme may change them: use it alone in a layer"
                 )
             if scheme.axes > 1:
                 raise ValueError(

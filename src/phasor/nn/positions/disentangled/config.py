@@ -18,7 +18,7 @@ class DisentangledConfig(PositionConfig, kind="disentangled"):
     `pos_att_type` lists the products: `c2p` of queries (content to position), `p2c` of keys (position to content).
     Distances below half of `position_buckets` have a row each, those up to `max_relative_positions` log-spaced ones;
     without buckets every distance has a row. The vectors are shared by layers, and normalized where `norm_rel_ebd`.
-    Each layer projects them by weights of its own, or with `share_att_key` by those of its queries and keys.
+    Each layer projects them by separate weights, or with `share_att_key` by those of its queries and keys.
     """
 
     position_buckets: int | None = 256

@@ -32,7 +32,7 @@ class Tables(NamedTuple):
 class Disentangled(Position, config=DisentangledConfig):
     """`(q_m k_n + q_m K r + k_n Q r) / sqrt(terms)`, with `r` the vector of the bucket of `m - n`, times the scale.
 
-    `terms` counts the products. `K` and `Q` project to keys and to queries, by weights of their own or the layer's.
+    `terms` counts the products. `K` and `Q` project to keys and to queries, by separate weights or the layer's.
     """
 
     config: DisentangledConfig

@@ -1,4 +1,4 @@
-// What the browser remembers of this page. It may refuse to, and other programs at this address have values of their own.
+// What the browser remembers of this page. It may refuse to, and other programs at this address store theirs there too.
 
 const PREFIX = "phasor-lab-";
 

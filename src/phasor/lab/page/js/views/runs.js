@@ -202,7 +202,7 @@ export function render(root, state, tools) {
 /** What a run is trained and validated on. */
 const describeData = ({ data: { name, tokenizer, sequence_length: length } }, t) => t("data", { name, tokenizer, length: integer(length) });
 
-/** The title about runs that can be compared, of so many groups, and the sentence below it. */
+/** The title about runs that can be compared, given the number of groups, and the sentence below it. */
 function describe(runs, groups, reports, t) {
 	if (!runs.length) return reports.length ? [t("onlyReports", { name: reports[0].name }), t("reportLead")] : [t("nothing"), t("nothingLead")];
 	const names = shortNames(runs);
