@@ -98,7 +98,8 @@ class Grid(NamedTuple):
     def per_element(self, grid: Tensor) -> Tensor:
         """Scales or zero points, one for every element; the last blocks may be cut off."""
         rows, columns = self.values.shape[-2:]
-        return spread(spread(as_matrix(grid).float(), self.block[0], -2, rows), self.block[1], -1, columns)
+        by_row = repeat_elements(as_matrix(grid).float(), self.block[0], -2, rows)
+        return repeat_elements(by_row, self.block[1], -1, columns)
 
     def elements(self) -> Tensor:
         """Elements, less their zero points, in float32."""
@@ -433,7 +434,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
-def spread(grid: Tensor, size: int, dim: int, length: int) -> Tensor:
+def repeat_elements(grid: Tensor, size: int, dim: int, length: int) -> Tensor:
     """Repeat each element of a grid `size` times along a dimension, up to a length."""
     return grid.repeat_interleave(min(size, length), dim).narrow(dim, 0, length)
 

@@ -42,7 +42,7 @@ def kerple(r1, r2, form):
 def test_kerple_is_the_papers_formula_at_any_position(form, start):
     module = module_of(phasor.KERPLEConfig(form=form))
     r1 = [math.exp(x) for x in module.log_slope.double().tolist()]
-    r2 = [math.exp(x) if form == "log" else 2 / (1 + math.exp(-x)) for x in module.bend.double().tolist()]
+    r2 = [math.exp(x) if form == "log" else 2 / (1 + math.exp(-x)) for x in module.curvature.double().tolist()]
     positions = start + torch.arange(12)[None]
     ours = {dtype: bias_of(module, positions, positions, dtype)[0] for dtype in (torch.float64, torch.float32)}
     for head in range(HEADS):
@@ -59,10 +59,10 @@ def test_kerple_starts_in_the_papers_range_and_cannot_leave_it():
     with torch.no_grad():
         for form, module, most in (("log", log, (2, 1)), ("power", power, (1, 2))):
             bias = module.prepare(None, torch.zeros(1))
-            bend = bias.rates if form == "log" else bias.powers
+            curvature = bias.rates if form == "log" else bias.powers
             assert ((bias.slopes > 0) & (bias.slopes < most[0])).all()
-            assert ((bend > 0) & (bend < most[1])).all()
-        power.bend.fill_(50.0)
+            assert ((curvature > 0) & (curvature < most[1])).all()
+        power.curvature.fill_(50.0)
         assert (power.prepare(None, torch.zeros(1)).powers <= 2).all()
 
 

@@ -101,10 +101,10 @@ class CombinedConfig(PositionConfig, kind="combined"):
         for scheme in self.schemes:
             scheme.check_model(model)
         biased = [scheme for scheme in self.schemes if "scores" in scheme.acts_on]
-        following = [scheme.kind for scheme in biased if scheme.follows_input]
-        if following and len(biased) > 1:
+        from_input = [scheme.kind for scheme in biased if scheme.follows_input]
+        if from_input and len(biased) > 1:
             raise ValueError(
-                f"CombinedConfig.schemes has {following[0]!r}, whose bias follows the input and does not add up with "
+                f"CombinedConfig.schemes has {from_input[0]!r}, whose bias follows the input and does not add up with "
                 "that of another scheme on the scores"
             )
 

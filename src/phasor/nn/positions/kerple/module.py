@@ -20,8 +20,8 @@ SMALLEST = 1e-2  # of what is drawn at first
 class KERPLE(Position, config=KERPLEConfig):
     """`-r1 log(1 + r2 d)`, or `-r1 d^r2` with `r2` below 2, the distance `d` to either side taken in integers.
 
-    What is learned are the logarithms of `r1` and `r2`, and for a power the logit of `r2 / 2`, so that no step of an
-    optimizer leaves the range in which the kernel is conditionally positive definite.
+    `log_slope` is the logarithm of `r1`, and `curvature` that of `r2`, or for a power the logit of `r2 / 2`, so that no
+    step of an optimizer leaves the range in which the kernel is conditionally positive definite.
     """
 
     config: KERPLEConfig
@@ -30,7 +30,7 @@ class KERPLE(Position, config=KERPLEConfig):
         super().__init__()
         self.config = config
         self.log_slope = nn.Parameter(torch.empty(num_heads))
-        self.bend = nn.Parameter(torch.empty(num_heads))
+        self.curvature = nn.Parameter(torch.empty(num_heads))
 
     @classmethod
     def build(cls, config: KERPLEConfig, model: ModelConfig, side: Side) -> Self:
@@ -40,15 +40,16 @@ class KERPLE(Position, config=KERPLEConfig):
         """`r1` from U(0, 2) and `r2` from U(0, 1); for a power `r1` from U(0, 1) and `r2` from U(0, 2)."""
         is_log = self.config.form == "log"
         nn.init.uniform_(self.log_slope, SMALLEST, 2.0 if is_log else 1.0).data.log_()
-        nn.init.uniform_(self.bend, SMALLEST, 1.0 - SMALLEST)
-        self.bend.data.copy_(self.bend.data.log() if is_log else self.bend.data.logit())
+        nn.init.uniform_(self.curvature, SMALLEST, 1.0 - SMALLEST)
+        self.curvature.data.copy_(self.curvature.data.log() if is_log else self.curvature.data.logit())
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> DistanceBias:
         dtype = bias_dtype(like)
-        slopes, bend = self.own_heads(self.log_slope).to(dtype).exp(), self.own_heads(self.bend).to(dtype)
+        slopes = self.own_heads(self.log_slope).to(dtype).exp()
+        curvature = self.own_heads(self.curvature).to(dtype)
         if self.config.form == "log":
-            return DistanceBias(slopes=slopes, rates=bend.exp())
-        return DistanceBias(slopes=slopes, powers=2 * bend.sigmoid())
+            return DistanceBias(slopes=slopes, rates=curvature.exp())
+        return DistanceBias(slopes=slopes, powers=2 * curvature.sigmoid())
 
     def on_scores(self, prepared: DistanceBias) -> DistanceBias:
         return prepared
