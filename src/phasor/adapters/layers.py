@@ -13,7 +13,6 @@ from phasor.config.lora import Target
 from phasor.models import families
 from phasor.models.modules import fused_modules
 from phasor.nn.attention.base import Attention
-from phasor.nn.attention.latent.indexer import Indexer
 from phasor.nn.embedding import Embedding
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import DenseLayer, LogitsHead
@@ -37,12 +36,18 @@ class AdaptableLayer(NamedTuple):
 def adaptable_layers(model: Transformer) -> Iterator[AdaptableLayer]:
     """The layers that adapters are made for, in the model's order.
 
-    Routers and the indexers of sparse attention, which choose, are not among them, nor are layers of positions, whose
-    weights are read and not called.
+    Routers are not among them, nor are parts of attention that choose tokens, nor layers of positions, whose weights
+    are read and not called.
     """
-    outside = (module for module in model.modules() if isinstance(module, Indexer | Position))
+    outside: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, Attention):
+            outside += module.without_adapters()
+        elif isinstance(module, Experts):
+            outside += module.routers
+        elif isinstance(module, Position):
+            outside.append(module)
     left_out = {id(part) for module in outside for part in module.modules()}
-    left_out |= {id(router) for module in model.modules() if isinstance(module, Experts) for router in module.routers}
     targets: dict[int, Target] = {}
     for module in model.modules():
         kinds: tuple[tuple[type, Target], ...] = ((Attention, "attention"), (FeedForward, "feedforward"))

@@ -11,10 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor.config import ModelConfig
 from phasor.config.model import Layer, Side
+from phasor.config.recurrent import RecurrentAttentionConfig
 from phasor.generation.runners import StepSpec
 from phasor.nn.adapted import adapt
 from phasor.nn.attention.base import AttendShapes, AttentionContext
-from phasor.nn.attention.gated_delta.module import GatedDeltaAttention
 from phasor.nn.attention.recurrent import RecurrentAttention
 from phasor.nn.attention.softmax.module import SoftmaxAttention
 from phasor.nn.block import Block
@@ -139,8 +139,9 @@ class Case:
 
     @property
     def corrects_state(self) -> bool:
-        """Whether the layer's attention is by the gated delta rule."""
-        return isinstance(self.recurrent, GatedDeltaAttention)
+        """Whether tokens correct what their keys find in the state of the layer's attention."""
+        config = self.layer.attention
+        return isinstance(config, RecurrentAttentionConfig) and config.is_delta
 
     @property
     def linear_attention_args(self) -> tuple[Tensor | None, ...]:

@@ -147,6 +147,10 @@ class Attention(KindModule):
         """The projections whose weights may be quantized, by name: those that are called and not read."""
         return self.named_children()
 
+    def without_adapters(self) -> Iterator[nn.Module]:
+        """The parts that no adapter changes, such as those that choose tokens."""
+        return iter(())
+
     def keep_part(self, index: int, count: int) -> None:
         """Become one of `count` parts of all heads, for tensor parallelism, after the weights are cut."""
         raise NotImplementedError(f"{type(self).__name__} cannot be cut")

@@ -41,10 +41,10 @@ class GatedDeltaAttention(RecurrentAttention, config=GatedDeltaAttentionConfig):
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         scan: TokenScan = ctx.mask.prepared.scan
         x = scan.enter(x)
-        q, k, v, z, _ = self.project(x, scan, ctx.step)
+        q, k, v, z, _ = self.project(x, scan, ctx.step)  # [B, T, K, key] twice, [B, T, H, value] twice
         q, k = normalize(q) * self.sizes.key**-0.5, normalize(k)
         k, beta, log_decay = scan.without_padding(k, *self.strength_and_decay(x))
-        y = ctx.step.recur(gated_delta, *heads_first(q, k, v, log_decay, beta), starts=scan.starts)
+        y = ctx.step.recur(gated_delta, *heads_first(q, k, v, log_decay, beta), starts=scan.starts)  # [B, H, T, value]
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
 

@@ -73,6 +73,9 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         """All but `kv_up`, whose weight is multiplied with queries too."""
         return ((name, part) for name, part in self.named_children() if name != "kv_up")
 
+    def without_adapters(self) -> Iterator[nn.Module]:
+        yield from () if self.indexer is None else (self.indexer,)
+
     def keep_part(self, index: int, count: int) -> None:
         self.num_heads //= count
 
@@ -88,7 +91,7 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         ctx = ctx.for_layer(x)
         source = x if self.config.q_rank is None else self.q_norm(self.q_down(x))  # [B, T, q_rank]
-        q = (self.q if self.config.q_rank is None else self.q_up)(source)
+        q = (self.q if self.config.q_rank is None else self.q_up)(source)  # [B, T, H * D]
         return self.out(self.attend(q, self.kv_down(x), ctx, partial(self.choose, x, source)))  # [B, T, dim]
 
     def attend(self, q: Tensor, kv: Tensor, ctx: AttentionContext, choose: Choose = choose_all) -> Tensor:

@@ -38,12 +38,12 @@ class Mamba2Attention(RecurrentAttention, config=Mamba2AttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         scan: TokenScan = ctx.mask.prepared.scan
-        q, k, v, z, dt = self.project(scan.enter(x), scan, ctx.step)
+        q, k, v, z, dt = self.project(scan.enter(x), scan, ctx.step)  # as in RecurrentAttention.project; dt [B, T, H]
         time = F.softplus(at_least_float32(dt) + self.dt_bias)  # [B, T, H]
         k, time = scan.without_padding(k, time)
-        written = (time[..., None] * v).to(v.dtype)
+        written = (time[..., None] * v).to(v.dtype)  # [B, T, H, value]
         log_decay = -at_least_float32(self.A_log).exp() * time
-        y = ctx.step.recur(retention, *heads_first(q, k, written, log_decay), starts=scan.starts)
+        y = ctx.step.recur(retention, *heads_first(q, k, written, log_decay), starts=scan.starts)  # [B, H, T, value]
         y = (y.transpose(1, 2) + self.D[:, None] * v) * F.silu(z)  # [B, T, H, value]
         y = self.norm(y.flatten(-2).unflatten(-1, (self.sizes.key_heads, -1)))  # [B, T, K, H / K value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]

@@ -31,11 +31,11 @@ class Retention(RecurrentAttention, config=RetentionAttentionConfig):
 
     def forward(self, x: Tensor, ctx: AttentionContext) -> Tensor:
         scan: TokenScan = ctx.mask.prepared.scan
-        q, k, v, z, _ = self.project(scan.enter(x), scan, ctx.step)
+        q, k, v, z, _ = self.project(scan.enter(x), scan, ctx.step)  # [B, T, K, key] twice, [B, T, H, value] twice
         q = scan.enter(ctx.position.on_query(scan.leave(q), ctx.prepared)) * self.sizes.key**-0.5
         k = scan.enter(ctx.position.on_key(scan.leave(k), ctx.prepared))
         k, log_decay = scan.without_padding(k, self.log_decays(x).expand(*x.shape[:2], -1))
-        y = ctx.step.recur(retention, *heads_first(q, k, v, log_decay), starts=scan.starts)
+        y = ctx.step.recur(retention, *heads_first(q, k, v, log_decay), starts=scan.starts)  # [B, H, T, value]
         y = self.norm(y.transpose(1, 2)) * F.silu(z)  # [B, T, H, value]
         return scan.leave(self.out(y.flatten(-2)))  # [B, T, dim]
 

@@ -36,4 +36,4 @@ class ShortConvolution(Attention, config=ShortConvolutionAttentionConfig):
         scan: TokenScan = ctx.mask.prepared.scan
         before, after, values = self.gates_and_values(scan.enter(x)).chunk(3, dim=-1)  # [B, T, dim] each
         convolved = scan.convolve(before * values, self.convolution, self.convolution_bias, ctx.step)
-        return scan.leave(self.out(after * convolved))
+        return scan.leave(self.out(after * convolved))  # [B, T, dim]

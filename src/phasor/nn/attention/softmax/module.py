@@ -236,9 +236,9 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
             q, (k, v) = self.place_query(q, ctx, ctx.prepared), ctx.step.shared  # [B, S, K, D]
         elif not self.cross:
             ctx = ctx.for_layer(x, self.project_heads)
-            projected = self.project(x)
+            projected = self.project(x)  # [B, T, K, H/K + 2, D]
             gate = self.gate(projected) if self.config.output_gate else None
-            q, k, v, sink_queries = APPLY_POSITIONS(self, projected, ctx)
+            q, k, v, sink_queries = APPLY_POSITIONS(self, projected, ctx)  # [B, T, H, D], then [B, T, K, D]
             k, v = ctx.step.update(keys=k, values=v)  # [B, S, K, D]
             if ctx.step.shared is not None:
                 ctx.step.shared[:] = k, v
