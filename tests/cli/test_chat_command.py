@@ -24,7 +24,7 @@ from tokenizers import AddedToken
 
 import phasor
 from phasor.checkpoints.chat_template import ChatTemplate
-from phasor.cli.chat import talk
+from phasor.cli.chat import chat_loop
 from phasor.data.tokenizers import byte_tokenizer
 
 TEMPLATE = (
@@ -158,7 +158,7 @@ def test_what_is_typed_at_a_prompt(
     lines = iter([b"caf\xe9", "caf\udce9", "/save ~/talk.jsonl", "/exit"])
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setenv("HOME", str(tmp_path))
-    talk(phasor.ChatSession(phasor.load(folder), system="Be kind.", max_new_tokens=8))
+    chat_loop(phasor.ChatSession(phasor.load(folder), system="Be kind.", max_new_tokens=8))
     said = capsys.readouterr().err
     assert "phasor: the line is not UTF-8 text: see its byte 3\n" in said
     assert "phasor: the line is not UTF-8 text: see its character 3\n" in said

@@ -17,7 +17,7 @@ from phasor.training.state import (
     checkpoints,
     describe_changes,
     load_newest,
-    newest_whole,
+    newest_intact,
     prune,
     rename_damaged_checkpoints,
     save_state,
@@ -93,9 +93,9 @@ def test_every_flipped_bit_of_the_tensors_is_found(tmp_path):
             flipped = bytearray(data)
             flipped[position] ^= 1 << bit
             path.write_bytes(flipped)
-            assert newest_whole(tmp_path) is None
+            assert newest_intact(tmp_path) is None
     path.write_bytes(data)
-    assert newest_whole(tmp_path)[0] == 2
+    assert newest_intact(tmp_path)[0] == 2
 
 
 def test_a_flipped_bit_of_the_manifest_is_found_or_changes_nothing(tmp_path):
@@ -106,7 +106,7 @@ def test_a_flipped_bit_of_the_manifest_is_found_or_changes_nothing(tmp_path):
         flipped = bytearray(data)
         flipped[position] ^= 1
         path.write_bytes(flipped)
-        if newest_whole(tmp_path) is not None:
+        if newest_intact(tmp_path) is not None:
             assert json.loads(path.read_text())["files"] == meant["files"]
 
 
@@ -180,7 +180,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_says_so(tmp_path, monk
     monkeypatch.undo()
     assert ("step-00000002" if saved else "none") in str(error.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == [f"step-{step:08d}" for step in saved]
-    assert newest_whole(tmp_path) == ((2, tmp_path / "step-00000002") if saved else None)
+    assert newest_intact(tmp_path) == ((2, tmp_path / "step-00000002") if saved else None)
 
 
 def test_a_disk_that_takes_no_more_bytes(tmp_path):

@@ -35,7 +35,7 @@ def download(hub: HubName, files: Files, progress: Progress | None = None) -> Pa
             fetch(hub, listing, [INDEX], None)
             wanted += list_shards(hub, listing, snapshot / INDEX)
         fetch(hub, listing, wanted, progress)
-        refer(hub, listing.commit)
+        write_reference(hub, listing.commit)
     return snapshot
 
 
@@ -157,7 +157,7 @@ def count_bytes(total: int, progress: Progress | None) -> type[Any]:
     return Meter
 
 
-def refer(hub: HubName, commit: str) -> None:
+def write_reference(hub: HubName, commit: str) -> None:
     """Note which commit a branch or tag stands for, so that it is found where the hub cannot be asked."""
     reference = hub.entry / "refs" / hub.revision
     if hub.revision != commit and not (reference.is_file() and reference.read_text() == commit):

@@ -71,7 +71,7 @@ def run(given: argparse.Namespace) -> None:
     if sys.stdin is None:
         raise ValueError("standard input is closed, and the turns would be read from there")
     if sys.stdin.isatty():
-        talk(conversation)
+        chat_loop(conversation)
     else:
         answer_lines(conversation)
 
@@ -82,10 +82,10 @@ def answer_lines(conversation: ChatSession) -> None:
     for number, line in enumerate(sys.stdin if binary is None else binary, 1):
         text = line if isinstance(line, str) else decode_text(line, f"standard input, turn {number}")
         if text.strip():
-            say(conversation, text.rstrip("\r\n"))
+            print_reply(conversation, text.rstrip("\r\n"))
 
 
-def say(conversation: ChatSession, text: str) -> None:
+def print_reply(conversation: ChatSession, text: str) -> None:
     """Print the reply to a turn as it comes."""
     pieces = conversation.stream(text)
     try:
@@ -95,7 +95,7 @@ def say(conversation: ChatSession, text: str) -> None:
         print(flush=True)
 
 
-def talk(conversation: ChatSession) -> None:
+def chat_loop(conversation: ChatSession) -> None:
     """Read turns and commands from a terminal until it is closed."""
     with suppress(ImportError):  # lines that can be edited, with those before
         import readline  # noqa: F401
@@ -117,16 +117,16 @@ def talk(conversation: ChatSession) -> None:
         try:
             check_argument(line, "the line")
             if line.startswith("/"):
-                obey(conversation, *line.strip().split(maxsplit=1))
+                run_command(conversation, *line.strip().split(maxsplit=1))
             elif line.strip():
-                say(conversation, line.strip())
+                print_reply(conversation, line.strip())
         except KeyboardInterrupt:
             print("phasor: stopped", file=sys.stderr)
         except (ValueError, OSError) as error:
             print_text(f"phasor: {error}", file=sys.stderr)
 
 
-def obey(conversation: ChatSession, command: str, text: str = "") -> None:
+def run_command(conversation: ChatSession, command: str, text: str = "") -> None:
     """Do what a line that begins with a slash says."""
     commands: dict[str, Callable[[], object]] = {
         "/help": lambda: print(HELP, file=sys.stderr),

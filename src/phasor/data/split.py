@@ -23,7 +23,7 @@ class PlacedExample(tuple[str, ...]):
     """An example that knows its place, a file and a line, for messages about it.
 
     >>> record = PlacedExample(("a text", "a label"), "texts.jsonl, line 3")
-    >>> record == ("a text", "a label"), where_of(record)
+    >>> record == ("a text", "a label"), format_place(record)
     (True, 'texts.jsonl, line 3: ')
     """
 
@@ -35,7 +35,7 @@ class PlacedExample(tuple[str, ...]):
         return record
 
 
-def where_of(example: Example) -> str:
+def format_place(example: Example) -> str:
     """The place of an example as the beginning of a message; empty where it is not known."""
     return f"{example.where}: " if isinstance(example, PlacedExample) else ""
 

@@ -75,7 +75,7 @@ def schema_of(hint: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     if origin is tuple:
         return {"type": "array", "items": schema_of(args[0], schemas)}
     if isinstance(hint, type) and issubclass(hint, Config):
-        return refer(hint, schemas)
+        return add_schema(hint, schemas)
     if origin is dict or hint is dict:
         return {"type": "object"}
     plain = {
@@ -87,7 +87,7 @@ def schema_of(hint: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     return plain.get(hint, {})
 
 
-def refer(record: type[Config], schemas: dict[str, Any]) -> dict[str, Any]:
+def add_schema(record: type[Config], schemas: dict[str, Any]) -> dict[str, Any]:
     """A reference to the schema of a configuration, which is added where it is new."""
     name = record.__name__
     if name not in schemas:
@@ -99,7 +99,7 @@ def refer(record: type[Config], schemas: dict[str, Any]) -> dict[str, Any]:
 
 def schema_of_choice(choice: type[Any], schemas: dict[str, Any]) -> dict[str, Any]:
     """One of the kinds of a choice: its name, or its fields."""
-    return {"anyOf": [{"enum": list(choice.kinds)}, *(refer(kind, schemas) for kind in choice.kinds.values())]}
+    return {"anyOf": [{"enum": list(choice.kinds)}, *(add_schema(kind, schemas) for kind in choice.kinds.values())]}
 
 
 def schema_of_fields(record: type[Config], schemas: dict[str, Any]) -> dict[str, Any]:

@@ -48,11 +48,11 @@ C = TypeVar("C", bound=Config)
 def require_kind(part: Config, kind: type[C]) -> C:
     """A part, which must be of this kind for the family to support it."""
     if not isinstance(part, kind):
-        raise lacks(part)
+        raise unsupported_part(part)
     return part
 
 
-def lacks(part: Config) -> ValueError:
+def unsupported_part(part: Config) -> ValueError:
     """The error for a part that a family does not have."""
     what = f"{part.what} {part.kind!r}" if isinstance(part, Choice) else type(part).__name__
     return ValueError(f"it has no {what}")
@@ -84,7 +84,7 @@ def get_path(config: ModelConfig, path: str) -> Any:
         if part is None:
             raise ValueError(f"its models have {path.split('.')[-2]}, and this one has none")
         if not hasattr(part, name):
-            raise lacks(part)
+            raise unsupported_part(part)
         part = getattr(part, name)
     return part
 

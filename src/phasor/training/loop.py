@@ -50,7 +50,7 @@ from phasor.training.state import (
     prune,
     read_checkpoint,
     rename_damaged_checkpoints,
-    why_not_whole,
+    unusable_reason,
 )
 from phasor.training.trainer import StepHandle, StepResult, Trainer, precision_name
 
@@ -485,7 +485,7 @@ class TrainingLoop:
         if self.best_step in (None, self.step):
             return self.step
         place = self.folder.checkpoints / checkpoint_name(self.best_step)
-        why_not = self.processes.from_first(why_not_whole(self.best_step, place) if self.processes.is_first else None)
+        why_not = self.processes.from_first(unusable_reason(self.best_step, place) if self.processes.is_first else None)
         if why_not is not None:
             self.folder.notify(
                 f"the model is that of step {self.step} and not of the best one, {self.best_step}: {why_not}"

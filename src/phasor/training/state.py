@@ -80,7 +80,7 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensors], values: 
 def describe_remaining(folder: Path) -> str:
     """What there is to resume from after a checkpoint could not be written."""
     try:
-        newest = newest_whole(folder)
+        newest = newest_intact(folder)
     except OSError as error:
         return str(error)
     return "there is none before it" if newest is None else f"the newest whole one is {newest[1].name}"
@@ -88,13 +88,13 @@ def describe_remaining(folder: Path) -> str:
 
 def load_newest(folder: Path, notify: Notify = lambda message: None) -> TrainingState | None:
     """The newest whole checkpoint, or None; every damaged one that is passed over is named to `notify`."""
-    newest = newest_whole(folder, notify)
+    newest = newest_intact(folder, notify)
     if newest is None:
         return None
     return read_checkpoint(*newest)
 
 
-def why_not_whole(step: int, place: Path) -> str | None:
+def unusable_reason(step: int, place: Path) -> str | None:
     """Why a checkpoint cannot be taken, in a sentence; None where it is as it was written."""
     try:
         wrong = damage(place, step)
@@ -110,7 +110,7 @@ def read_checkpoint(step: int, place: Path) -> TrainingState:
     return TrainingState(place, step, tensors, read_json(place / VALUES)["values"])
 
 
-def newest_whole(folder: Path, notify: Notify = lambda message: None) -> tuple[int, Path] | None:
+def newest_intact(folder: Path, notify: Notify = lambda message: None) -> tuple[int, Path] | None:
     """Step and folder of the newest checkpoint that is as it was written."""
     for step, place in reversed(checkpoints(folder)):
         wrong = damage(place, step)
@@ -164,7 +164,7 @@ def prune(folder: Path, keep: int, best: int | None = None, notify: Notify = lam
     if not old:
         return
     try:
-        whole = newest_whole(folder)
+        whole = newest_intact(folder)
     except UnreadableError as error:
         notify(str(error))
         return

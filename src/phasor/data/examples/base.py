@@ -14,7 +14,7 @@ from phasor.data.batch import Batch
 from phasor.data.dates import Split
 from phasor.data.encoding import Report, Tokenizers, Tokens
 from phasor.data.positions import GivenPositions
-from phasor.data.split import Example, where_of
+from phasor.data.split import Example, format_place
 from phasor.data.token_files import TokenStore
 from phasor.data.tokenizers import ENDS, SpecialIds
 
@@ -102,7 +102,7 @@ class Examples:
             return tokens
         if data.too_long == "refuse":
             raise ValueError(
-                f"{where_of(example)}a {self.unit} has {length} {self.measured}, and data.sequence_length is "
+                f"{format_place(example)}a {self.unit} has {length} {self.measured}, and data.sequence_length is "
                 f"{data.sequence_length} (data.too_long 'skip' leaves such {self.unit}s out): {quote(example[0])}"
             )
         self.skipped[f"with more than {data.sequence_length} {self.measured}"] += 1

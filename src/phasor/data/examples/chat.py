@@ -16,7 +16,7 @@ from phasor.data.encoding import Report, Tokenizers, Tokens, given_tokenizer
 from phasor.data.examples.base import ExampleBatches, Examples
 from phasor.data.messages import BadRowError, Message
 from phasor.data.packed import PackedRows
-from phasor.data.split import Example, PlacedExample, where_of
+from phasor.data.split import Example, PlacedExample, format_place
 from phasor.data.templates import add_markers, read_chat_template, template_hash, with_special_tokens
 
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.uint32)
@@ -51,7 +51,7 @@ class TemplatedExamples(Examples):
             ids, trained = tokenizers.template.encode_replies(tokenizers.target, messages, tools or None)
         except ValueError as error:
             if self.recipe.data.if_empty == "refuse":
-                raise BadRowError(where_of(example).removesuffix(": "), str(error)) from None
+                raise BadRowError(format_place(example).removesuffix(": "), str(error)) from None
             self.skipped["that the chat template refuses"] += 1
             return NOTHING
         mask = np.array(trained, np.uint32)

@@ -18,7 +18,7 @@ from phasor.data.dates import Split
 from phasor.data.encoding import Report, Tokenizers, Tokens
 from phasor.data.examples.base import Examples
 from phasor.data.labeled import TOKENS, LabeledBatches
-from phasor.data.split import Example, PlacedExample, where_of
+from phasor.data.split import Example, PlacedExample, format_place
 
 
 class Labeled(Examples):
@@ -96,7 +96,7 @@ class Labeled(Examples):
             numbers = [self.number(name, example) + 1 for name in self.labels_of(example)]
             labels = at_first_tokens(encoding.word_ids, numbers) if self.of_words else numbers
             if not any(labels):
-                raise ValueError(f"{where_of(example)}no word has a token: {quote(example[0])}")
+                raise ValueError(f"{format_place(example)}no word has a token: {quote(example[0])}")
             report(sum(map(len, example)))
             yield tuple(np.array(side, np.uint32) for side in (encoding.ids, encoding.type_ids, labels))
 
@@ -104,7 +104,9 @@ class Labeled(Examples):
         """The number of a label."""
         labels = self.all_labels()
         if name not in labels:
-            raise ValueError(f"{where_of(example)}the label {name!r} is not one of the model's: {name_some(labels, 9)}")
+            raise ValueError(
+                f"{format_place(example)}the label {name!r} is not one of the model's: {name_some(labels, 9)}"
+            )
         return labels.index(name)
 
     def length(self, tokens: tuple[Tokens, ...]) -> int:

@@ -18,7 +18,7 @@ from phasor.data.examples.base import Examples
 from phasor.data.examples.chat import Conversations
 from phasor.data.messages import BadRowError, Message
 from phasor.data.pairs import Pairs
-from phasor.data.split import Example, PlacedExample, where_of
+from phasor.data.split import Example, PlacedExample, format_place
 from phasor.data.templates import add_markers, end_of_turn, read_chat_template, template_hash
 from phasor.generation.chat_source import encode_source, plain_text
 
@@ -52,11 +52,11 @@ class Replies(Conversations):
             places = reply_places(json.loads(example[0])["messages"])
             if not places:
                 if self.recipe.data.if_empty == "refuse":
-                    where = where_of(example).removesuffix(": ")
+                    where = format_place(example).removesuffix(": ")
                     raise BadRowError(where, "nothing stands before the reply, and an encoder reads what does")
                 self.skipped["with nothing before the reply"] += 1
             for place in places:
-                yield PlacedExample((*example, str(place)), where_of(example).removesuffix(": "))
+                yield PlacedExample((*example, str(place)), format_place(example).removesuffix(": "))
 
     def texts(self, example: Example) -> tuple[str, ...]:
         messages = json.loads(example[0])["messages"]
@@ -95,7 +95,7 @@ class Replies(Conversations):
                 source, new = encode_reply(tokenizers, before, reply, tools)
             except ValueError as error:
                 if self.recipe.data.if_empty == "refuse":
-                    raise BadRowError(where_of(example).removesuffix(": "), str(error)) from None
+                    raise BadRowError(format_place(example).removesuffix(": "), str(error)) from None
                 self.skipped["that the chat template refuses"] += 1
                 yield NOTHING, NOTHING
             else:

@@ -111,7 +111,7 @@ def prepare_texts(settings: CompareSettings, out: Path, progress: TrainingProgre
     return prepared.fingerprint
 
 
-def settle(recipe: dict[str, Any]) -> dict[str, Any]:
+def drop_local_settings(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe without places and devices, which may change between two parts of a run."""
     data, training = recipe["data"] | {"cache": None}, recipe["train"] | {"device": None}
     return recipe | {"out": None, "init_from": None, "data": data, "train": training}
@@ -124,7 +124,8 @@ def train_recipe(recipe: Recipe, folder: Path, progress: TrainingProgress) -> Tr
     """
     recipe = recipe.replace(out=str(folder))
     marker = RunMarker.read(folder)
-    if marker is not None and (changes := describe_changes(settle(marker.recipe), settle(recipe.to_dict()))):
+    given = drop_local_settings(recipe.to_dict())
+    if marker is not None and (changes := describe_changes(drop_local_settings(marker.recipe), given)):
         raise ValueError(f"{folder} is a run of another recipe ({name_some(changes, 3)}): move it away")
     if marker is not None and (folder / MODEL).exists():
         return None

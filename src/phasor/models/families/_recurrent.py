@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor.config import AttentionConfig, ModelConfig
 from phasor.config.recurrent import RecurrentAttentionConfig, StateSizes
-from phasor.models.entries import Draft, FieldEntry, get_path, lacks
+from phasor.models.entries import Draft, FieldEntry, get_path, unsupported_part
 from phasor.models.fields import Fields, json_repr
 from phasor.models.layer_types import FULL
 from phasor.models.layout import Layout, Piece
@@ -58,7 +58,7 @@ class StateLayers(FieldEntry):
         attentions = [config.layer(i).attention for i in range(config.num_layers)]
         for attention in attentions:
             if not isinstance(attention, self.kind | SoftmaxAttentionConfig):
-                raise lacks(attention)
+                raise unsupported_part(attention)
         types = [self.type_name if attention.keeps_state else FULL for attention in attentions]
         with_state = next((attention.resolve(config) for attention in attentions if attention.keeps_state), None)
         sizes = {theirs: getattr(with_state, ours, default) for theirs, (ours, default) in self.sizes.items()}

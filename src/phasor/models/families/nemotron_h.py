@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from phasor.config import AttentionConfig, FeedForwardConfig, ModelConfig
-from phasor.models.entries import ACTIVATIONS, Activation, Draft, Field, FieldEntry, Pinned, lacks
+from phasor.models.entries import ACTIVATIONS, Activation, Draft, Field, FieldEntry, Pinned, unsupported_part
 from phasor.models.families._experts import OfMixture
 from phasor.models.families._llama import KVHeads, plain_network
 from phasor.models.families._mamba import WithMamba
@@ -81,7 +81,7 @@ class SubLayers(FieldEntry):
         if network.present:
             return "mlp" if network.experts is None else "moe"
         if attention.kind not in ("mamba2", "softmax"):
-            raise lacks(attention)
+            raise unsupported_part(attention)
         return LINEAR if attention.keeps_state else FULL
 
 

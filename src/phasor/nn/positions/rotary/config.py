@@ -92,7 +92,7 @@ class RotaryConfig(PositionConfig, kind="rotary"):
                     extended_frequency=float(g),
                     extended_wavelength=math.inf if g == 0 else 2 * math.pi / float(g),
                     slowed=slowed,
-                    effect=effect(slowed),
+                    effect=describe_effect(slowed),
                 )
             )
         return tuple(pairs)
@@ -225,10 +225,10 @@ class LearnedRotaryConfig(PositionConfig):
         return {cls.kind: cls(), f"{cls.kind}-adjacent": cls(pairing="adjacent", base=100.0)}
 
 
-def effect(slowed: float) -> str:
+def describe_effect(slowed: float) -> str:
     """What the extension does to a pair, in words.
 
-    >>> effect(1.0), effect(4.0)
+    >>> describe_effect(1.0), describe_effect(4.0)
     ('kept', 'slowed 4 times')
     """
     if math.isinf(slowed):
