@@ -16,15 +16,18 @@ import phasor
 from phasor.bench import STUDIES, WORKLOADS
 from phasor.cli import VERBS
 from phasor.cli.parser import Verb
-from phasor.config import Extension, PositionConfig
+from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.parameters import parameters_of
 from phasor.config.recipe import DataConfig
+from phasor.config.schema import Choice
 from phasor.data.tasks import TASKS
 from phasor.evaluation.protocols import PROTOCOLS
 from phasor.evaluation.retrieval import TASKS as RETRIEVAL_TASKS
 from phasor.inspect.kinds import CHOICES
 from phasor.lab.server import VIEWS
 from phasor.models import families
+from phasor.nn.attention.base import Attention
+from phasor.nn.positions.base import Position
 from phasor.recipes import names as recipe_names
 from phasor.training.extend import METHODS
 
@@ -316,6 +319,23 @@ def test_properties_of_position_schemes():
         if kind not in UNDECIDED:
             stated = YES[config.shift_invariant], YES[config.depends_on_length]
             assert (shift_invariant, depends_on_length) == stated, f"docs/positions.md: properties of {kind}"
+
+
+@pytest.mark.parametrize(
+    ("heading", "contract"),
+    [
+        ("The position contract", Position),
+        ("The position contract", PositionConfig),
+        ("Attention", Attention),
+        ("Attention", AttentionConfig),
+    ],
+)
+def test_contracts_are_described(heading, contract):
+    """Every hook and property of a base class stands in its section of docs/design.md."""
+    named = set(re.findall(r"\w+", " ".join(code_spans(section("docs/design.md", heading)))))
+    hooks = {name for name in vars(contract) if not name.startswith("_")} - set(typing.get_type_hints(Choice))
+    missing = hooks - named
+    assert not missing, f"docs/design.md, section {heading!r}: add {', '.join(sorted(missing))}"
 
 
 def test_views_of_the_lab():
