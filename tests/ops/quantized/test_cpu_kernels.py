@@ -13,6 +13,7 @@ import torch
 from decoding import speaker
 from safetensors.torch import load_file, save_file
 from schemes import relative_change, tokens
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasor
 from phasor.checkpoints.load import open_folder
@@ -188,12 +189,28 @@ def test_the_8_bit_vnni_kernel_is_exact_but_for_the_rounding_of_rows(outputs, in
 
 
 @pytest.mark.usefixtures("vnni_kernel")
+@pytest.mark.parametrize("inputs", [17, 64, 350])
+@pytest.mark.parametrize("outputs", [1, 33, 560])
+def test_8_bit_integers_in_one_operation_are_exact_but_for_the_rounding_of_rows(outputs, inputs):
+    matrix = quantize_int8(randn(outputs, inputs))
+    for rows in (1, 9, 96):  # 96 are enough for several threads
+        x = randn(rows, inputs, seed=1)
+        x[0] = 0
+        step = x.double().abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        expected = int8_linear_ref((x.double() / step).round() * step, matrix.values, matrix.scale.double())
+        found = int8_vnni.int8_gemm_vnni(x[None], matrix, None)[0]
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+        assert torch.equal(int8_vnni.int8_gemm_vnni(x[-1:], matrix, None)[0], found[-1])
+
+
+@pytest.mark.usefixtures("vnni_kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_vnni_kernels_take_any_shape_and_a_bias(dtype):
     x, bias = randn(2, 3, 64, seed=1).transpose(0, 1).to(dtype), randn(20, seed=2).to(dtype)
     for run, matrix in (
         (int4_vnni.int4_vnni, quantize_int4(randn(20, 64))),
         (int8_vnni.int8_vnni, quantize_int8(randn(20, 64))),
+        (int8_vnni.int8_gemm_vnni, quantize_int8(randn(20, 64))),
     ):
         rows = torch.stack([run(row[None], matrix, None)[0].float() for row in x.flatten(0, 1)])
         found = run(x, matrix, bias)
@@ -206,7 +223,8 @@ def test_the_vnni_kernels_take_any_shape_and_a_bias(dtype):
 @pytest.mark.usefixtures("vnni_kernel")
 def test_the_vnni_kernels_with_values_that_are_not_finite():
     check_values_that_are_not_finite(partial(int4_vnni.int4_vnni, matrix=quantize_int4(randn(20, 64)), bias=None))
-    check_values_that_are_not_finite(partial(int8_vnni.int8_vnni, matrix=quantize_int8(randn(20, 64)), bias=None))
+    for run in (int8_vnni.int8_vnni, int8_vnni.int8_gemm_vnni):
+        check_values_that_are_not_finite(partial(run, matrix=quantize_int8(randn(20, 64)), bias=None))
 
 
 def check_values_that_are_not_finite(product):
@@ -254,13 +272,38 @@ def test_the_vnni_kernel_reads_what_a_module_holds():
     x = randn(1, 64)
     assert QUANTIZED_LINEAR.explain(x, layer.matrix, None)[0] == "4-bit kernel for VNNI"
     many = randn(linear.MAX_ROWS["int4 vnni"] + 1, 64)
-    assert QUANTIZED_LINEAR.explain(many, layer.matrix, None)[0] == "8-bit integers"
+    assert QUANTIZED_LINEAR.explain(many, layer.matrix, None)[0] == "8-bit integers, in one operation"
     reason = linear.int4_x86_why_not(x, layer.matrix, None)
     assert reason is not None
     assert "kernel for VNNI reads them" in reason
     with torch.inference_mode():
         step = torch.compile(layer, fullgraph=True)
         torch.testing.assert_close(step(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("vnni_kernel")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_many_rows_are_one_operation_in_a_compiled_step_too(bits, monkeypatch):
+    monkeypatch.setattr(cpp, "BUILT", {})  # a new process: making the layer loads the kernels, and compiling it cannot
+    layer = quantized_layer(bits).eval()
+    x = randn(40, 64)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(layer, fullgraph=True)(x), layer(x))
+        with Operations() as seen:
+            layer(x)
+    assert seen.names == ["phasor::int8_gemm_vnni"]
+
+
+class Operations(TorchDispatchMode):
+    """The operations that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
 
 
 def test_without_a_compiler_the_kernel_of_torch_is_taken(monkeypatch):
@@ -272,6 +315,9 @@ def test_without_a_compiler_the_kernel_of_torch_is_taken(monkeypatch):
     name, reasons = QUANTIZED_LINEAR.explain(randn(1, 64), layer.matrix, None)
     assert name == "4-bit kernel for x86, in bfloat16"
     assert reasons["4-bit kernel for VNNI"] == linear.NOT_BUILT
+    name, reasons = QUANTIZED_LINEAR.explain(randn(40, 64), layer.matrix, None)
+    assert name == "8-bit integers"
+    assert reasons["8-bit integers, in one operation"] == linear.NOT_BUILT
 
 
 def test_without_a_compiler_arm_takes_the_8_bit_kernel_of_torch(monkeypatch):

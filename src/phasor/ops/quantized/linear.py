@@ -3,9 +3,9 @@
 With few rows, as in decoding, a product is bound by reading the weights, and CPU kernels read them as they are; those
 of torch for x86 take the rows in bfloat16, and sum in float32. On an x86 processor with VNNI instructions, weights are
 multiplied as integers: with few rows by our own kernels; with many, 8-bit ones, and 4-bit ones that are held in 8 bits
-for that, by rows of activations rounded to 255 values each. So they are on ARM: 4-bit ones by the KleidiAI kernel,
-8-bit ones by our own. Elsewhere, with many rows, a product is bound by arithmetic, and weights
-are converted for it. NF4 weights, and all products that are differentiated, are those of `frozen.py`.
+for that, by rows of activations rounded to 255 values each, in one operation where it was built. So they are on ARM:
+4-bit ones by the KleidiAI kernel, 8-bit ones by our own. Elsewhere, with many rows, a product is bound by arithmetic,
+and weights are converted for it. NF4 weights, and all products that are differentiated, are those of `frozen.py`.
 
 The kernels that read int8 weights in a decoding step on a GPU are in `ops/decode`.
 """
@@ -22,7 +22,7 @@ from phasor.ops.quantized.cpp import load_kernel
 from phasor.ops.quantized.frozen import frozen_linear
 from phasor.ops.quantized.int4_vnni import int4_vnni, is_packed_for_vnni
 from phasor.ops.quantized.int8_neon import int8_neon
-from phasor.ops.quantized.int8_vnni import int8_vnni
+from phasor.ops.quantized.int8_vnni import int8_gemm_vnni, int8_vnni
 from phasor.ops.quantized.matrix import INT8_MAX, Int4Matrix, Int8Matrix, Matrix, QuantizedMatrix, dequantize
 from phasor.ops.quantized.nf4 import NF4Matrix
 from phasor.ops.quantized.pack import (
@@ -55,6 +55,12 @@ def cpu_kernel_why_not(x: Tensor, max_rows: int | None = None) -> str | None:
     if needs_grad(x):
         return "the kernel has no derivative"
     return functional_transform_why_not()
+
+
+def one_operation_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
+    """Why integers are not multiplied in one operation."""
+    reason = integers_why_not(x, matrix, bias)
+    return NOT_BUILT if reason is None and not load_kernel("int8_vnni") else reason
 
 
 def integers_why_not(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> str | None:
@@ -142,11 +148,21 @@ def int8_mm(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
 int8_mm.register_fake(lambda x, values, scale: x.new_empty(*x.shape[:-1], len(values)))
 
 
-def multiply_integers(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> Tensor:
+def integers_of(matrix: QuantizedMatrix) -> Int8Matrix:
+    """The matrix that products of 8-bit integers take."""
+    if isinstance(matrix, Int8Matrix):
+        return matrix
+    return (None if matrix.packed is None else matrix.packed.integers) or int4_as_int8(matrix)
+
+
+def multiply_in_one_operation(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     """The product of 8-bit integers, to which each row of `x` is rounded."""
-    if isinstance(matrix, Int4Matrix):
-        matrix = (None if matrix.packed is None else matrix.packed.integers) or int4_as_int8(matrix)
-    values, scale = matrix
+    return int8_gemm_vnni(x, integers_of(matrix), bias)
+
+
+def multiply_integers(x: Tensor, matrix: QuantizedMatrix, bias: Tensor | None) -> Tensor:
+    """The same by operations of torch."""
+    values, scale = integers_of(matrix)
     rows = x.reshape(-1, x.shape[-1]).float()
     step = rows.abs().amax(-1, keepdim=True).mul_(1 / INT8_MAX)
     integers = (rows / step.clamp(min=SMALLEST_STEP)).round_().to(torch.int8)
@@ -194,6 +210,7 @@ QUANTIZED_LINEAR = Dispatch(
     Path("4-bit kernel for VNNI", int4_vnni, int4_vnni_why_not),
     Path("4-bit kernel for x86, in bfloat16", int4_x86, int4_x86_why_not),
     Path("8-bit kernel for VNNI", int8_vnni, int8_vnni_why_not),
+    Path("8-bit integers, in one operation", multiply_in_one_operation, one_operation_why_not),
     Path("8-bit integers", multiply_integers, integers_why_not),
     Path("4-bit KleidiAI kernel", int4_kleidiai, int4_kleidiai_why_not),
     Path("8-bit kernel for ARM", int8_neon, int8_neon_why_not),

@@ -39,17 +39,21 @@ def pack_int4(matrix: Int4Matrix) -> PackedInt4 | None:
         return None
     if not VNNI:
         return pack_int4_x86(matrix)
+    load_kernel("int8_vnni")  # for many rows
     packed = pack_int4_vnni(matrix) if load_kernel("int4_vnni") else pack_int4_x86(matrix)
     return packed._replace(integers=int4_as_int8(matrix))
 
 
 def prepare_int8(values: Tensor) -> None:
-    """Load our kernel for 8-bit weights, where this machine takes it: a function cannot while it is being compiled.
+    """Load our kernels for 8-bit weights, where this machine takes them: a function cannot while it is being compiled.
 
     >>> prepare_int8(torch.zeros(2, 32, dtype=torch.int8))
     """
-    if ARM and values.device.type == "cpu":
-        load_kernel("int8_neon")
+    if values.device.type == "cpu":
+        if ARM:
+            load_kernel("int8_neon")
+        elif VNNI:
+            load_kernel("int8_vnni")
 
 
 def pack_int4_kleidiai(matrix: Int4Matrix) -> PackedInt4:
