@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.config import ExpertsConfig
@@ -34,7 +33,7 @@ def expert_loads_ref(
     scores = score_experts(logits, config)
     probabilities = scores if config.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
     _, chosen = route(logits, config, correction)  # [L, N, top_k]
-    chose = F.one_hot(chosen, config.num_experts).sum(-2).to(scores.dtype)  # [L, N, experts]
+    chose = torch.zeros_like(scores).scatter(-1, chosen, 1.0)  # [L, N, experts]
     if counted is not None:
         chose, probabilities = chose * counted[:, None], probabilities * counted[:, None]
     return chose.sum(1), probabilities.sum(1)
