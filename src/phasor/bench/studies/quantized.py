@@ -44,7 +44,10 @@ TOLERANCE = 0.04  # of logits, relative: rows of every product are rounded to 8 
 
 
 class QuantizedSettings(Config):
-    """The sizes of the model, the batches, and whether compiled steps, or products by themselves, are timed too."""
+    """The sizes of the model, the batches, and whether compiled steps, or products by themselves, are timed too.
+
+    Those are of a projection of a layer and of the LM head, or of `shapes`, with each number of `rows`.
+    """
 
     batch: tuple[int, ...] = (1, 4)
     tokens: int = 64
@@ -55,10 +58,12 @@ class QuantizedSettings(Config):
     decoding: bool = True
     compiled: bool = False
     products: bool = False
+    shapes: tuple[str, ...] = ()
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 
 
 CPU = QuantizedSettings()
-TINY = QuantizedSettings(batch=(2,), tokens=3, runs=1, dim=64, layers=2, vocabulary=96, products=True)
+TINY = QuantizedSettings(batch=(2,), tokens=3, runs=1, dim=64, layers=2, vocabulary=96, products=True, rows=(1, 40))
 
 
 def run(study: Study) -> None:
@@ -138,19 +143,21 @@ def exact_logits(model: Transformer, small: Transformer, tokens: Tensor) -> Tens
 
 
 def time_products(study: Study) -> dict[str, dict[str, float]]:
-    """The least milliseconds of a product, for a projection of a layer and for the LM head."""
+    """The least milliseconds of a product, by shape and number of rows."""
     settings, result = study.settings, {}
-    for outputs in (3 * settings.dim, settings.vocabulary):
-        copies = max(1, study.machine.sizes.copy_bytes // (outputs * settings.dim))  # more than a cache holds
-        weights = [torch.randn(outputs, settings.dim) for _ in range(copies)]
+    of_model = (f"{outputs}x{settings.dim}" for outputs in (3 * settings.dim, settings.vocabulary))
+    for shape in settings.shapes or of_model:
+        outputs, inputs = (int(size) for size in shape.split("x"))
+        copies = max(1, study.machine.sizes.copy_bytes // (outputs * inputs))  # more than a cache holds
+        weights = [torch.randn(outputs, inputs) for _ in range(copies)]
         matrices: dict[str, list[Any]] = {
             "float32": weights,
             "8 bits": [quantize_int8(w) for w in weights],
             "4 bits": [pack(study, w) for w in weights],
         }
-        for rows in (1, 2, 4, 8, 16, 32, 64, 128):
-            x = torch.randn(rows, settings.dim)
-            label = f"{outputs} x {settings.dim}, {rows} rows"
+        for rows in settings.rows:
+            x = torch.randn(rows, inputs)
+            label = f"{outputs} x {inputs}, {rows} rows"
             result[label] = least_milliseconds(x, matrices, study.machine.sizes.seconds / 5)
             path = QUANTIZED_LINEAR.explain(x, matrices["4 bits"][0], None)[0]
             study.say(f"{format_field(label, result[label])} ms ({path})")
