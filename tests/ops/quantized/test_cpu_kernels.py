@@ -206,18 +206,22 @@ def test_8_bit_integers_in_one_operation_are_exact_but_for_the_rounding_of_rows(
 @pytest.mark.usefixtures("vnni_kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_vnni_kernels_take_any_shape_and_a_bias(dtype):
-    x, bias = randn(2, 3, 64, seed=1).transpose(0, 1).to(dtype), randn(20, seed=2).to(dtype)
     for run, matrix in (
         (int4_vnni.int4_vnni, quantize_int4(randn(20, 64))),
         (int8_vnni.int8_vnni, quantize_int8(randn(20, 64))),
         (int8_vnni.int8_gemm_vnni, quantize_int8(randn(20, 64))),
     ):
-        rows = torch.stack([run(row[None], matrix, None)[0].float() for row in x.flatten(0, 1)])
-        found = run(x, matrix, bias)
-        assert (found.shape, found.dtype) == ((3, 2, 20), dtype)
-        tolerance = 1e-5 if dtype == torch.float32 else 5e-2
-        torch.testing.assert_close(found.float().flatten(0, 1), rows + bias.float(), atol=tolerance, rtol=tolerance)
-        assert run(x[:0], matrix, bias).shape == (0, 2, 20)
+        check_any_shape_and_a_bias(run, matrix, dtype)
+
+
+def check_any_shape_and_a_bias(run, matrix, dtype):
+    x, bias = randn(2, 3, 64, seed=1).transpose(0, 1).to(dtype), randn(20, seed=2).to(dtype)
+    rows = torch.stack([run(row[None], matrix, None)[0].float() for row in x.flatten(0, 1)])
+    found = run(x, matrix, bias)
+    assert (found.shape, found.dtype) == ((3, 2, 20), dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(found.float().flatten(0, 1), rows + bias.float(), atol=tolerance, rtol=tolerance)
+    assert run(x[:0], matrix, bias).shape == (0, 2, 20)
 
 
 @pytest.mark.usefixtures("vnni_kernel")
@@ -248,6 +252,19 @@ def test_the_8_bit_kernel_for_arm_is_exact_but_for_the_rounding_of_rows(outputs,
     matrix = quantize_int8(randn(outputs, inputs))
     reference = partial(int8_linear_ref, values=matrix.values, scale=matrix.scale.double())
     check_exact_but_for_rows(partial(int8_neon.int8_neon, matrix=matrix, bias=None), reference, inputs, chunk)
+
+
+@pytest.mark.usefixtures("neon_kernel")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_8_bit_kernel_for_arm_takes_any_shape_and_a_bias(dtype):
+    check_any_shape_and_a_bias(int8_neon.int8_neon, quantize_int8(randn(20, 64)), dtype)
+
+
+@pytest.mark.usefixtures("neon_kernel")
+def test_the_8_bit_kernel_for_arm_multiplies_the_rows_of_a_long_prompt_some_at_a_time():
+    matrix, x = quantize_int8(randn(33, 4096)), randn(150, 4096, seed=1)
+    alone = torch.cat([int8_neon.int8_neon(row[None], matrix, None) for row in x])
+    assert torch.equal(int8_neon.int8_neon(x, matrix, None), alone)
 
 
 @pytest.mark.usefixtures("neon_kernel")

@@ -8,7 +8,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace {
@@ -16,6 +18,7 @@ namespace {
 using torch::stable::Tensor;
 
 constexpr int64_t OUTPUTS = 2, ROWS = 4;   // of a block
+constexpr int64_t PANEL_BYTES = 1 << 18;   // of rounded rows that are multiplied at a time: they fit half of an L2 cache
 constexpr int64_t MIN_PRODUCTS = 1 << 17;  // with fewer, starting threads takes longer than it saves
 
 template <int CHUNK>
@@ -42,8 +45,8 @@ void round_row(const float* x, Rounded<CHUNK>* out, int64_t chunks) {
 
 // O outputs for R rows.
 template <int CHUNK, int O, int R>
-void multiply_block(const Rounded<CHUNK>* x, const int8_t* weights, const float* scales, float* y, int64_t chunks,
-                    int64_t outputs) {
+void multiply_block(const Rounded<CHUNK>* x, const int8_t* weights, const float* scales, const float* bias, float* y,
+                    int64_t chunks, int64_t outputs) {
     float32x4_t acc[O][R];
     for (int o = 0; o < O; o++)
         for (int r = 0; r < R; r++) acc[o][r] = vdupq_n_f32(0);
@@ -60,54 +63,69 @@ void multiply_block(const Rounded<CHUNK>* x, const int8_t* weights, const float*
         }
     }
     for (int r = 0; r < R; r++)
-        for (int o = 0; o < O; o++) y[r * outputs + o] = vaddvq_f32(acc[o][r]) * scales[o];
+        for (int o = 0; o < O; o++)
+            y[r * outputs + o] = vaddvq_f32(acc[o][r]) * scales[o] + (bias == nullptr ? 0.0f : bias[o]);
 }
 
-// O outputs for all rows.
+// O outputs for the rows from `first` to `last`.
 template <int CHUNK, int O>
-void multiply_rows(const std::vector<Rounded<CHUNK>>& x, const int8_t* weights, const float* scales, float* y,
-                   int64_t rows, int64_t chunks, int64_t outputs) {
-    for (int64_t r = 0; r < rows; r += ROWS) {
+void multiply_rows(const std::vector<Rounded<CHUNK>>& x, const int8_t* weights, const float* scales, const float* bias,
+                   float* y, int64_t first, int64_t last, int64_t chunks, int64_t outputs) {
+    for (int64_t r = first; r < last; r += ROWS) {
         const Rounded<CHUNK>* a = &x[r * chunks];
         float* out = y + r * outputs;
-        switch (rows - r) {
-            case 1: multiply_block<CHUNK, O, 1>(a, weights, scales, out, chunks, outputs); break;
-            case 2: multiply_block<CHUNK, O, 2>(a, weights, scales, out, chunks, outputs); break;
-            case 3: multiply_block<CHUNK, O, 3>(a, weights, scales, out, chunks, outputs); break;
-            default: multiply_block<CHUNK, O, ROWS>(a, weights, scales, out, chunks, outputs);
+        switch (last - r) {
+            case 1: multiply_block<CHUNK, O, 1>(a, weights, scales, bias, out, chunks, outputs); break;
+            case 2: multiply_block<CHUNK, O, 2>(a, weights, scales, bias, out, chunks, outputs); break;
+            case 3: multiply_block<CHUNK, O, 3>(a, weights, scales, bias, out, chunks, outputs); break;
+            default: multiply_block<CHUNK, O, ROWS>(a, weights, scales, bias, out, chunks, outputs);
         }
     }
 }
 
 template <int CHUNK>
-void multiply(const Tensor& x, const Tensor& weights, const Tensor& scales, Tensor& y) {
-    const int64_t rows = x.size(0), inputs = x.size(1), chunks = inputs / CHUNK, outputs = weights.size(0);
+void multiply(const float* x, const int8_t* w, const float* s, const float* b, float* y, int64_t rows, int64_t inputs,
+              int64_t outputs) {
+    const int64_t chunks = inputs / CHUNK;
+    const int64_t panel = std::max<int64_t>(PANEL_BYTES / inputs / ROWS, 1) * ROWS;
     const bool parallel = rows * inputs * outputs >= MIN_PRODUCTS;
-    const float* from = static_cast<const float*>(x.const_data_ptr());
-    const int8_t* w = static_cast<const int8_t*>(weights.const_data_ptr());
-    const float* s = static_cast<const float*>(scales.const_data_ptr());
-    float* to = static_cast<float*>(y.mutable_data_ptr());
     std::vector<Rounded<CHUNK>> rounded(rows * chunks);
     // One row is rounded faster than threads are started.
 #pragma omp parallel for schedule(static) if (parallel && rows > 1)
-    for (int64_t r = 0; r < rows; r++) round_row<CHUNK>(from + r * inputs, &rounded[r * chunks], chunks);
-#pragma omp parallel for schedule(static) if (parallel)
-    for (int64_t n = 0; n < outputs; n += OUTPUTS) {
-        if (n + OUTPUTS <= outputs) {
-            multiply_rows<CHUNK, OUTPUTS>(rounded, w + n * inputs, s + n, to + n, rows, chunks, outputs);
-        } else {
-            multiply_rows<CHUNK, 1>(rounded, w + n * inputs, s + n, to + n, rows, chunks, outputs);
+    for (int64_t r = 0; r < rows; r++) round_row<CHUNK>(x + r * inputs, &rounded[r * chunks], chunks);
+#pragma omp parallel if (parallel)
+    for (int64_t first = 0; first < rows; first += panel) {
+        const int64_t last = std::min(first + panel, rows);
+        // A thread has the same outputs for every panel, and waits for no other.
+#pragma omp for schedule(static) nowait
+        for (int64_t n = 0; n < outputs; n += OUTPUTS) {
+            const float* t = b == nullptr ? nullptr : b + n;
+            if (n + OUTPUTS <= outputs) {
+                multiply_rows<CHUNK, OUTPUTS>(rounded, w + n * inputs, s + n, t, y + n, first, last, chunks, outputs);
+            } else {
+                multiply_rows<CHUNK, 1>(rounded, w + n * inputs, s + n, t, y + n, first, last, chunks, outputs);
+            }
         }
     }
 }
 
-// Rows [M, K] in float32, weights [N, K], scales [N] in float32, all contiguous; the result [M, N].
-Tensor int8_mm_neon(const Tensor& x, const Tensor& weights, const Tensor& scales) {
-    Tensor y = torch::stable::new_empty(x, {x.size(0), weights.size(0)});
-    if (x.size(1) % 64 == 0) {
-        multiply<64>(x, weights, scales, y);
+// Rows [..., K] and scales [N] in float32, weights [N, K], the bias [N] in float32 if there is one, all contiguous; K is a
+// multiple of 32. The result is [..., N].
+Tensor int8_mm_neon(const Tensor& x, const Tensor& weights, const Tensor& scales, std::optional<Tensor> bias) {
+    const int64_t outputs = weights.size(0), inputs = weights.size(1), rows = inputs == 0 ? 0 : x.numel() / inputs;
+    std::vector<int64_t> shape;
+    for (int64_t i = 0; i + 1 < x.dim(); i++) shape.push_back(x.size(i));
+    shape.push_back(outputs);
+    Tensor y = torch::stable::new_empty(x, shape);
+    const float* from = static_cast<const float*>(x.const_data_ptr());
+    const int8_t* w = static_cast<const int8_t*>(weights.const_data_ptr());
+    const float* s = static_cast<const float*>(scales.const_data_ptr());
+    const float* b = bias.has_value() ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
+    float* to = static_cast<float*>(y.mutable_data_ptr());
+    if (inputs % 64 == 0) {
+        multiply<64>(from, w, s, b, to, rows, inputs, outputs);
     } else {
-        multiply<32>(x, weights, scales, y);
+        multiply<32>(from, w, s, b, to, rows, inputs, outputs);
     }
     return y;
 }

@@ -12,16 +12,16 @@ from torch import Tensor
 from phasor.ops.quantized.cpp import load_kernel
 from phasor.ops.quantized.matrix import Int8Matrix
 
-torch.library.define("phasor::int8_mm_neon", "(Tensor x, Tensor weights, Tensor scales) -> Tensor")
+torch.library.define("phasor::int8_mm_neon", "(Tensor x, Tensor weights, Tensor scales, Tensor? bias) -> Tensor")
 torch.library.register_fake(
-    "phasor::int8_mm_neon", lambda x, weights, scales: x.new_empty(x.shape[0], weights.shape[0])
+    "phasor::int8_mm_neon", lambda x, weights, scales, bias: x.new_empty(*x.shape[:-1], len(weights))
 )
+multiply = torch.ops.phasor.int8_mm_neon.default
 
 
 def int8_neon(x: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:
     """The product of 8-bit weights and rows rounded to 8 bits."""
     load_kernel("int8_neon")
-    rows = x.reshape(-1, x.shape[-1]).float().contiguous()
-    y = torch.ops.phasor.int8_mm_neon(rows, matrix.values.contiguous(), matrix.scale)
-    y = y if bias is None else y + bias
-    return y.to(x.dtype).view(*x.shape[:-1], len(matrix.values))
+    bias = None if bias is None else bias.float()
+    y: Tensor = multiply(x.float().contiguous(), matrix.values.contiguous(), matrix.scale, bias)
+    return y.to(x.dtype)
