@@ -133,6 +133,26 @@ def test_orders_of_all_schemes():
     assert all(low <= high for low, high in pairwise(losses))
 
 
+def test_orders_of_later_schemes_and_of_subspaces():
+    page = prose("docs/compare.md")
+    assert "Shown at 1,024 tokens: the window < all of them, and no order among these." in page
+    far = shown_pairs(results("learned-rotary")["orders"]["1024"])
+    assert {pair for pair, shown in far.items() if shown} == {
+        ("rotary (window)", name) for name in ("grape", "rotary", "profiles")
+    }
+    assert (
+        "Shown at 64 tokens: `rotary` < `4 of 16 pairs` and `8 of 16 pairs` < `2 of 16 pairs` and `1 of 16 pairs`; "
+        "shown at 1,024 tokens: the window < all of them, and no other order."
+    ) in page
+    far, near = (shown_pairs(results("subspaces-texts")["orders"][length]) for length in ("1024", "64"))
+    some, few = ["4 of 16 pairs", "8 of 16 pairs"], ["2 of 16 pairs", "1 of 16 pairs"]
+    assert all(near["rotary", other] for other in some + few)
+    assert all(near[first, second] for first in some for second in few)
+    assert {pair for pair, shown in far.items() if shown} == {
+        ("rotary (window)", name) for name in ["rotary", *some, *few]
+    }
+
+
 def test_orders_of_bases_and_decays():
     """In the paragraphs on questions about rotary, and in the guide."""
     page = prose("docs/compare.md")

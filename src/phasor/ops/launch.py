@@ -25,7 +25,7 @@ class CompiledLaunch:
         self.run, self.function, self.metadata = compiled.run, compiled.function, compiled.packed_metadata
         self.grid, self.scalars = (*grid, 1, 1)[:3], scalars
 
-    def __call__(self, device: torch.device, addresses: Sequence[int | None]) -> None:
+    def __call__(self, device: torch.device, addresses: Sequence[Any]) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
         # No metadata of the launch, and no hooks before and after it.
         self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *addresses, *self.scalars)
@@ -41,7 +41,7 @@ class KernelLauncher:
 
     Triton would inspect every argument of every launch, which takes the host longer than the launch itself.
 
-    A launch gives the kernel's tensors by name, which are its first arguments, and scalars and options such as
+    A launch gives the kernel's tensors, or descriptors of them, by name, which are its first arguments, and scalars and options such as
     `num_warps` by name too. `prepare(*key, **scalars)` gives the grid, and the scalars and options that are missing. It
     is called once for equal keys, scalars and dtypes, so these are all that its answer may depend on. Only launches
     whose tensors begin at multiples of 16 bytes are kept, as Triton compiles other code for the rest; `unaligned` names
@@ -57,10 +57,10 @@ class KernelLauncher:
         self.kernel, self.prepare, self.unaligned = kernel, prepare, unaligned
         self.compiled: dict[tuple[Any, ...], CompiledLaunch] = {}
 
-    def __call__(self, like: Tensor, tensors: Mapping[str, Tensor | None], *key: Any, **scalars: Any) -> None:
+    def __call__(self, like: Tensor, tensors: Mapping[str, Any], *key: Any, **scalars: Any) -> None:
         """Launch on the device of `like`, with tensors in the order of the kernel's signature."""
         device, bits = like.device, 0
-        addresses: list[int | None] = []
+        addresses: list[Any] = []
         parts: list[Any] = [device, key]
         if scalars:
             parts += scalars
@@ -69,6 +69,9 @@ class KernelLauncher:
             if x is None:
                 addresses.append(None)
                 parts.append(None)
+            elif not isinstance(x, Tensor):  # of which it is known that the tensor is aligned
+                addresses.append(x)
+                parts.append(x.base.dtype)
             else:
                 address = x.data_ptr()
                 addresses.append(address)
@@ -89,14 +92,16 @@ class KernelLauncher:
                 self.compiled.clear()
             self.compiled[full_key] = launch
 
-    def is_aligned(self, tensors: Mapping[str, Tensor | None]) -> bool:
+    def is_aligned(self, tensors: Mapping[str, Any]) -> bool:
         """Whether all tensors begin at multiples of 16 bytes for which that makes a difference."""
         return not any(
-            x.data_ptr() % ALIGNMENT for name, x in tensors.items() if x is not None and name not in self.unaligned
+            x.data_ptr() % ALIGNMENT
+            for name, x in tensors.items()
+            if isinstance(x, Tensor) and name not in self.unaligned
         )
 
     def launch_by_triton(
-        self, tensors: Mapping[str, Tensor | None], key: tuple[Any, ...], scalars: dict[str, Any]
+        self, tensors: Mapping[str, Any], key: tuple[Any, ...], scalars: dict[str, Any]
     ) -> CompiledLaunch | None:
         """Launch by Triton, and return what it compiled; None if it interprets kernels."""
         names = tuple(self.kernel.arg_names)

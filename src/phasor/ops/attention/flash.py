@@ -99,6 +99,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
         sink_queries=None if sinks is None else sinks.queries.to(q.dtype),
         sink_positions=None if sinks is None else sinks.positions,
         one_sided=mask.causal and mask.aligned and mask.prefix_length is None,
+        positions_count=score_mod.counted and mask.aligned and mask.key_mask is None,
         scale=score_mod.scale,
         softcap=score_mod.softcap or 0.0,
     )

@@ -19,7 +19,8 @@ class FlashArgs(NamedTuple):
     distance's `log2(1 + rate distance)` times `inverse_spans`, `[B or 1, Tq]`.
     A table may have a row for each query, `[B, H, Tq, distances]`. With `sum_weights` the attention weights are summed
     by its entries too; no two keys that a query sees have the same one then, but for the first and the last.
-    `one_sided` says that no query sees keys after it.
+    `one_sided` says that no query sees keys after it, and `positions_count` that positions count the tokens of each
+    document, so that shifts are never `NON_CONTIGUOUS`.
 
     Where there are `sink_queries` and their positions, they replace queries and positions for the second interval of
     keys; they have no backward pass.
@@ -46,6 +47,7 @@ class FlashArgs(NamedTuple):
     sink_queries: Tensor | None = None
     sink_positions: Tensor | None = None
     one_sided: bool = False
+    positions_count: bool = False
     min_distance: int = 0
     scale: float = 1.0
     softcap: float = 0.0
@@ -55,3 +57,27 @@ class FlashArgs(NamedTuple):
 def output_dtype(args: FlashArgs) -> torch.dtype:
     """That of queries, or float32 with lines: the gradients of a network would show what outputs round away."""
     return args.q.dtype if args.knots is None else torch.float32
+
+
+class BiasNeeds(NamedTuple):
+    """Which parts of a bias need gradients: a table or lines, slopes with the parameter of their curve, or sums."""
+
+    table: bool
+    curve: bool
+    sums: bool
+
+
+class FlashGradients(NamedTuple):
+    """What the backward kernels give: gradients of queries, keys and values, and by parts those of the bias.
+
+    Those of a table are `[B, H, parts, distances]`, those of slopes and of the parameter of their curve
+    `[B, H, parts, 2]`, and those of the sums of queries and of keys `[B, H, T]`; empty where they are not needed.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dtable: Tensor
+    dcurve: Tensor
+    dq_sums: Tensor
+    dk_sums: Tensor

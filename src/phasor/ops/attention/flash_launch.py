@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phasor.ops.attention.flash_args import FlashArgs, output_dtype
+from phasor.ops.attention import flash_hopper
+from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, output_dtype
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
@@ -223,6 +224,10 @@ def forward(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
     Then the weights by entry of the table, `[B, H, Tq, distances]`, or nothing.
     """
     args = for_kernels(args)
+    layout = flash_layout(args)
+    if flash_hopper.takes(args, layout):
+        out, lse = flash_hopper.forward(args, layout)
+        return out, lse, lse.new_empty(0)
     q, sink_queries, sink_positions = args.q, args.sink_queries, args.sink_positions
     rows, queries, heads, _ = q.shape
     out = empty_dense(q, output_dtype(args))
@@ -234,7 +239,7 @@ def forward(args: FlashArgs) -> tuple[Tensor, Tensor, Tensor]:
     qkv = {"q_ptr": q, "k_ptr": args.k, "v_ptr": args.v}
     launch_forward(
         q, {**qkv, "out_ptr": out, "lse_ptr": lse, "weights_ptr": weights, **mask_and_bias(args), **sinks},
-        flash_layout(args), tiling("forward", q), row_stride(sink_positions), args.sink_logits is not None,
+        layout, tiling("forward", q), row_stride(sink_positions), args.sink_logits is not None,
         sink_queries is not None,
     )  # fmt: skip
     return out, lse, torch.exp2(weights - lse[..., None]) if args.sum_weights else weights
@@ -269,54 +274,65 @@ def backward(
     grad_weights = grad_weights if args.sum_weights else None
     args = for_kernels(args)._replace(sum_weights=grad_weights is not None)
     grad = contiguous_features(grad.to(args.q.dtype))
-    q, k, v, table = args.q, args.k, args.v, args.table
-    layout, strides = flash_layout(args), grad.stride()
-    rows, queries, heads, _ = q.shape
-    dq, dk, dv = empty_dense(q), empty_dense(k), empty_dense(v)
-    tiles = tiling("dq", q)
-    blocks = cdiv(queries, tiles.block_m)
-    dtable, dcurve, dsinks = lse.new_empty(0, heads), lse.new_empty(0, heads), lse.new_empty(0)
-    sums_need_grad = bias_needs_grad and args.query_zeros is not None
-    table_needs_grad = bias_needs_grad and table is not None
-    curve_needs_grad = bias_needs_grad and not (table_needs_grad or sums_need_grad)
-    lines_need_grad = table_needs_grad and args.knots is not None
-    dq_sums = lse.new_empty((rows, heads if sums_need_grad or lines_need_grad else 0, queries))
-    dk_sums = lse.new_zeros((2, rows, heads if sums_need_grad else 0, k.shape[1]))  # of unmasked and of masked tiles
-    if table_needs_grad:
-        by = queries if layout.use_rows else blocks
-        dtable = torch.zeros(rows, heads, by, layout.num_distances, device=q.device)
-    if curve_needs_grad or lines_need_grad:
-        dcurve = torch.empty(rows, heads, blocks, 1 if lines_need_grad else 2, device=q.device)
-    delta = output_dot_gradient(out, grad, lse)
+    layout = flash_layout(args)
+    delta, dsinks = output_dot_gradient(out, grad, lse), lse.new_empty(0)
     if grad_lse is not None:  # a score's share of the logsumexp is its weight, as of the output
         delta = delta - grad_lse * LOG2E.value
     if grad_weights is not None:
         grad_weights = grad_weights.float().contiguous()
         delta = delta + (grad_weights * weights).sum(-1)
-    shared: dict[str, Tensor | None] = {
-        "q_ptr": q,
-        "k_ptr": k,
-        "v_ptr": v,
-        "do_ptr": grad,
-        "lse_ptr": lse,
-        "delta_ptr": delta,
-    }
-    shared |= {"dweights_ptr": grad_weights}
-    read = mask_and_bias(args)
-    tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, "dsums_ptr": dq_sums, **read}
-    launch_dq(q, tensors, layout, tiles, strides, table_needs_grad, curve_needs_grad, sums_need_grad)
-    ranges = key_block_ranges(args.bounds, k.shape[1], q) if args.ranges is None else args.ranges
-    tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "dsums_ptr": dk_sums, "ranges_ptr": ranges, **read}
-    launch_dkdv(q, tensors, layout, tiling("dkdv", q), strides, row_stride(ranges), dk_sums.stride(0), sums_need_grad)
+    of_sums = bias_needs_grad and args.query_zeros is not None
+    of_table = bias_needs_grad and args.table is not None
+    needs = BiasNeeds(of_table, bias_needs_grad and not (of_table or of_sums), of_sums)
+    ranges = key_block_ranges(args.bounds, args.k.shape[1], args.q) if args.ranges is None else args.ranges
+    if flash_hopper.takes_backward(args, layout, grad):
+        found = flash_hopper.backward(args, layout, grad, lse, delta, ranges, needs)
+    else:
+        found = backward_by_queries_and_keys(args, layout, grad, grad_weights, lse, delta, ranges, needs)
     if args.sink_logits is not None:
         p = torch.exp2(args.sink_logits.float()[:, None] * LOG2E.value - lse)
         dsinks = -(p * delta).sum((0, 2))
-    if table_needs_grad and not layout.use_rows:
+    dtable, dcurve = found.dtable, found.dcurve
+    if of_table and not layout.use_rows:
         dtable = dtable.sum((0, 2)).t().contiguous()  # as its fake has it
-    if lines_need_grad:
+    if of_table and args.knots is not None:
         dcurve = dcurve.sum((0, 2)).t()
-    if curve_needs_grad:  # the bias is minus slope times curve
+    if needs.curve:  # the bias is minus slope times curve
         assert args.slopes is not None
         by_slope, by_param = -dcurve.sum((0, 2)).t()
         dcurve = torch.stack((by_slope, by_param * args.slopes))
-    return dq, dk, dv, dtable, dcurve, dq_sums, dk_sums.sum(0), dsinks
+    return found.dq, found.dk, found.dv, dtable, dcurve, found.dq_sums, found.dk_sums, dsinks
+
+
+def backward_by_queries_and_keys(
+    args: FlashArgs,
+    layout: FlashLayout,
+    grad: Tensor,
+    grad_weights: Tensor | None,
+    lse: Tensor,
+    delta: Tensor,
+    ranges: Tensor,
+    needs: BiasNeeds,
+) -> FlashGradients:
+    """The gradients by two kernels: one goes by blocks of queries, the other by blocks of keys."""
+    q, k, v = args.q, args.k, args.v
+    rows, queries, heads, _ = q.shape
+    dq, dk, dv = empty_dense(q), empty_dense(k), empty_dense(v)
+    tiles, lines_need_grad = tiling("dq", q), needs.table and args.knots is not None
+    blocks = cdiv(queries, tiles.block_m)
+    dtable, dcurve = lse.new_empty(0, heads), lse.new_empty(0, heads)
+    dq_sums = lse.new_empty((rows, heads if needs.sums or lines_need_grad else 0, queries))
+    dk_sums = lse.new_zeros((2, rows, heads if needs.sums else 0, k.shape[1]))  # of unmasked and of masked tiles
+    if needs.table:
+        by = queries if layout.use_rows else blocks
+        dtable = torch.zeros(rows, heads, by, layout.num_distances, device=q.device)
+    if needs.curve or lines_need_grad:
+        dcurve = torch.empty(rows, heads, blocks, 1 if lines_need_grad else 2, device=q.device)
+    shared: dict[str, Tensor | None] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "do_ptr": grad, "lse_ptr": lse}
+    shared |= {"delta_ptr": delta, "dweights_ptr": grad_weights}
+    read, strides = mask_and_bias(args), grad.stride()
+    tensors = {**shared, "dq_ptr": dq, "dtable_ptr": dtable, "dcurve_ptr": dcurve, "dsums_ptr": dq_sums, **read}
+    launch_dq(q, tensors, layout, tiles, strides, *needs)
+    tensors = {**shared, "dk_ptr": dk, "dv_ptr": dv, "dsums_ptr": dk_sums, "ranges_ptr": ranges, **read}
+    launch_dkdv(q, tensors, layout, tiling("dkdv", q), strides, row_stride(ranges), dk_sums.stride(0), needs.sums)
+    return FlashGradients(dq, dk, dv, dtable, dcurve, dq_sums, dk_sums.sum(0))

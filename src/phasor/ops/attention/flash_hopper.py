@@ -1,0 +1,204 @@
+"""Attention over key intervals by the kernels for Hopper GPUs: which calls they take, and their launches.
+
+They read tiles by TMA, which wants descriptors of tensors instead of addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients
+from phasor.ops.dispatch import must_be_deterministic
+from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
+
+if TYPE_CHECKING:
+    from phasor.ops.attention.flash_launch import FlashLayout
+
+BLOCK_M = 128  # queries of a program of the forward pass; two warpgroups have half of them each
+BLOCK_N = 128  # keys of a tile of the forward pass, and of a program of the backward pass
+ROWS = 64  # queries of a tile of the backward pass
+STAGES = 2
+MIN_QUERIES = 256  # fewer are done before their descriptors are made
+HEAD_DIMS = (64, 128)
+BACKWARD_HEAD_DIMS = (128,)
+
+
+@functools.cache
+def is_available(device: torch.device) -> bool:
+    """Whether the kernels can be compiled for a device, by this version of Triton."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        from phasor.ops.attention import flash_hopper_backward, flash_hopper_forward  # noqa: F401
+    except (ImportError, AttributeError):  # Gluon is new, and changes
+        return False
+    return True
+
+
+def takes(args: FlashArgs, layout: FlashLayout) -> bool:
+    """Whether the forward kernel takes these arguments, as kernels read them."""
+    q, k, v = args.q, args.k, args.v
+    by_index = args.positions_count or args.query_positions is None or layout.head_strides[0] > 0
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and q.shape[-1] in HEAD_DIMS
+        and q.shape[1] >= MIN_QUERIES
+        and is_available(q.device)
+        and args.scale > 0
+        and by_index
+        and args.sink_queries is None
+        and args.knots is None
+        and not (layout.two_intervals or layout.use_rows or layout.sum_weights)
+        and (layout.one_sided or layout.head_strides[0] == 0)
+        and all(map(suits_tma, (q, k, v)))
+    )
+
+
+def takes_backward(args: FlashArgs, layout: FlashLayout, grad: Tensor) -> bool:
+    """Whether the backward kernel takes these arguments. It adds up gradients of queries in any order."""
+    return (
+        takes(args, layout)
+        and args.q.shape[-1] in BACKWARD_HEAD_DIMS
+        and suits_tma(grad)
+        and not must_be_deterministic()
+    )
+
+
+def suits_tma(x: Tensor) -> bool:
+    """Whether a descriptor can be made of a tensor: its rows begin at multiples of 16 bytes."""
+    multiple = 16 // x.element_size()
+    strides = [stride for size, stride in zip(x.shape[:-1], x.stride(), strict=False) if size > 1]
+    return x.data_ptr() % 16 == 0 and all(stride > 0 and stride % multiple == 0 for stride in strides)
+
+
+def describe(x: Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> Any:
+    """A descriptor of a tensor's tiles, whose last dimension is contiguous."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    strides = [stride if size > 1 else max(16, stride) // 16 * 16 for size, stride in zip(shape, strides, strict=True)]
+    return TensorDescriptor(x, list(shape), [*strides[:-1], 1], list(block), tile_layout(x.dtype, tuple(block)))
+
+
+@functools.cache
+def tile_layout(dtype: torch.dtype, block: tuple[int, ...]) -> Any:
+    """How a tile lies in shared memory: swizzled, but for single rows."""
+    from triton.experimental.gluon import language as gl
+
+    if len(block) == 2:
+        return gl.NVMMASharedLayout(0, dtype.itemsize * 8, rank=2)
+    return gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, str(dtype)[6:]))
+
+
+def describe_tokens(x: Tensor, tokens: int, features: int | None = None) -> Any:
+    """A descriptor of `[B, T, H, D]` by tiles of one head's tokens; heads begin at columns."""
+    rows, length, heads, head_dim = x.shape
+    row, token, head, _ = x.stride()
+    width = (heads - 1) * head + head_dim
+    return describe(x, (rows, length, width), (row, token, 1), (1, tokens, features or head_dim))
+
+
+def scalars(layout: FlashLayout) -> dict[str, Any]:
+    """The arguments that both kernels share."""
+    _, queries, heads, head_dim = layout.q_shape
+    _, keys, kv_heads, _ = layout.k_shape
+    stride_bounds, stride_q_pos, stride_k_pos, stride_shifts, _ = layout.row_strides
+    return {
+        "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
+        "min_distance": layout.min_distance, "num_distances": layout.num_distances, "scale": float(layout.scale),
+        "softcap": float(layout.softcap), "stride_qh": layout.q_strides[2], "stride_kh": layout.k_strides[2],
+        "stride_vh": layout.v_strides[2], "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos,
+        "stride_kposb": stride_k_pos, "stride_qposh": layout.head_strides[0], "stride_kposh": layout.head_strides[1],
+        "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "STAGES": STAGES, "BIAS": layout.bias,
+        "ONE_SIDED": layout.one_sided, "HAS_SOFTCAP": layout.softcap > 0, "HAS_KEY_MASK": layout.has_key_mask,
+        "num_warps": 4,
+    }  # fmt: skip
+
+
+def prepare_forward(layout: FlashLayout, has_sinks: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
+    rows, queries, heads, _ = layout.q_shape
+    return (cdiv(queries, BLOCK_M) * heads, rows), scalars(layout) | {"BLOCK_N": BLOCK_N, "HAS_SINKS": has_sinks}
+
+
+def prepare_backward(
+    layout: FlashLayout, stride_doh: int, stride_rangesb: int, needs: BiasNeeds
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    rows, keys, kv_heads, _ = layout.k_shape
+    own = {"stride_doh": stride_doh, "stride_rangesb": stride_rangesb}
+    flags = {"HAS_TABLE_GRAD": needs.table, "HAS_CURVE_GRAD": needs.curve, "HAS_SUM_GRAD": needs.sums}
+    return (cdiv(keys, BLOCK_N), kv_heads, rows), scalars(layout) | own | flags
+
+
+@functools.cache
+def launchers() -> tuple[KernelLauncher, KernelLauncher]:
+    """The launchers of the forward and of the backward kernel, whose language is imported with them."""
+    from phasor.ops.attention.flash_hopper_backward import backward_kernel
+    from phasor.ops.attention.flash_hopper_forward import forward_kernel
+
+    return KernelLauncher(forward_kernel, prepare_forward), KernelLauncher(backward_kernel, prepare_backward)
+
+
+def mask_and_bias(args: FlashArgs) -> dict[str, Tensor | None]:
+    """The tensors that both kernels read beside those with descriptors."""
+    return {
+        "bounds_ptr": args.bounds, "key_mask_ptr": args.key_mask, "q_pos_ptr": args.query_positions,
+        "k_pos_ptr": args.key_positions, "shifts_ptr": args.shifts, "slopes_ptr": args.slopes,
+        "curve_params_ptr": args.powers if args.rates is None else args.rates, "table_ptr": args.table,
+    }  # fmt: skip
+
+
+def forward(args: FlashArgs, layout: FlashLayout) -> tuple[Tensor, Tensor]:
+    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
+    q = args.q
+    rows, queries, heads, _ = q.shape
+    out, lse = empty_dense(q), q.new_empty((rows, heads, queries), dtype=torch.float32)
+    descs = {"q_desc": describe_tokens(q, BLOCK_M)}
+    descs |= {"k_desc": describe_tokens(args.k, BLOCK_N), "v_desc": describe_tokens(args.v, BLOCK_N)}
+    tensors = {"out_ptr": out, "lse_ptr": lse, **mask_and_bias(args), "sink_logits_ptr": args.sink_logits}
+    launchers()[0](q, descs | tensors, layout, args.sink_logits is not None)
+    return out, lse
+
+
+def backward(
+    args: FlashArgs,
+    layout: FlashLayout,
+    grad: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    ranges: Tensor,
+    needs: BiasNeeds,
+) -> FlashGradients:
+    """The gradients by one kernel, which adds up those of queries in float32."""
+    q, k = args.q, args.k
+    rows, queries, heads, head_dim = q.shape
+    keys, blocks = k.shape[1], cdiv(k.shape[1], BLOCK_N)
+    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    dk, dv = empty_dense(k), empty_dense(args.v)
+    dtable = dq.new_zeros(rows, blocks, heads, layout.num_distances) if needs.table else dq.new_empty(0, heads)
+    dcurve = dq.new_empty(rows, heads, 2 * blocks, 2) if needs.curve else dq.new_empty(0, heads)
+    dq_sums = dq.new_zeros(rows, heads if needs.sums else 0, queries)
+    dk_sums = dq.new_zeros(rows, heads if needs.sums else 0, keys)
+    descs = {"q_desc": describe_tokens(q, ROWS), "k_desc": describe_tokens(k, BLOCK_N)}
+    descs |= {"v_desc": describe_tokens(args.v, BLOCK_N), "do_desc": describe_tokens(grad, ROWS)}
+    descs |= {"dq_desc": describe_tokens(dq, ROWS, head_dim // 2)}
+    descs |= {"lse_desc": describe_rows(lse), "delta_desc": describe_rows(delta)}
+    tensors = {"dk_ptr": dk, "dv_ptr": dv, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
+    tensors |= {"dq_sums_ptr": dq_sums, "dk_sums_ptr": dk_sums, "ranges_ptr": ranges, **mask_and_bias(args)}
+    stride_ranges = 0 if len(ranges) == 1 else ranges.stride(0)
+    launchers()[1](q, descs | tensors, layout, grad.stride(2), stride_ranges, needs)
+    if needs.table:
+        dtable = dtable.transpose(1, 2)
+    return FlashGradients((dq * args.scale).to(q.dtype), dk, dv, dtable, dcurve, dq_sums, dk_sums)
+
+
+def describe_rows(x: Tensor) -> Any:
+    """A descriptor of `[B, H, T]` by the queries of a tile of one head; copied where rows do not begin as TMA wants."""
+    x = pad(x.flatten(0, 1), (0, -x.shape[-1] % 4))
+    return describe(x, x.shape, x.stride(), (1, ROWS))

@@ -1,0 +1,293 @@
+"""The forward kernel of attention over key intervals for Hopper GPUs: two blocks of queries of one head per program.
+
+Keys are visited from the last tile to the first. The matrix product of a tile's weights and values runs while the
+softmax of the next tile is computed.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from phasor.ops.attention.flash_hopper_tiles import (
+    add_far_curve,
+    barriers,
+    capped_products,
+    is_far,
+    load_by_tma,
+    load_sums,
+)
+from phasor.ops.attention.flash_tiles import (
+    LINEAR,
+    LOG2E,
+    NO_BIAS,
+    SUMS,
+    TABLE,
+    curve,
+    key_segments,
+    load_slope,
+    table_entries,
+)
+
+
+@gluon.jit
+def load_keys(k_desc, v_desc, tiles, opened, batch, kv_head, stride_kh, stride_vh, segments, BLOCK_N: gl.constexpr,
+              STAGES: gl.constexpr):  # fmt: skip
+    """Load keys and values, tile by tile, as soon as both warpgroups have read what lies in their place."""
+    k_tiles, v_tiles = tiles
+    _, k_ready, v_ready, k_read, v_read = opened
+    last, num_tiles = segments[0], segments[1]
+    for t in range(num_tiles):
+        stage, phase = t % STAGES, (t // STAGES) & 1
+        start = last - t * BLOCK_N
+        mbarrier.wait(k_read.index(stage), phase ^ 1)
+        load_by_tma(k_desc, batch, start, kv_head * stride_kh, k_ready.index(stage), k_tiles.index(stage))
+        mbarrier.wait(v_read.index(stage), phase ^ 1)
+        load_by_tma(v_desc, batch, start, kv_head * stride_vh, v_ready.index(stage), v_tiles.index(stage))
+
+
+@gluon.jit
+def key_column(bias, offs_n, num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):
+    """The part of the bias that keys bring, counted from the first query; nothing unless it is ONE_SIDED."""
+    k_pos_ptr, slope, shift, place, high, low = bias[1], bias[3], bias[5], bias[6], bias[7], bias[8]
+    if ONE_SIDED and BIAS == SUMS:
+        k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
+        column = slope * ((high - k_high) + (low - k_low))
+    elif ONE_SIDED:
+        column = slope * (offs_n - shift - place).to(gl.float32)
+    else:
+        column = offs_n
+    return column
+
+
+@gluon.jit
+def add_bias(scores, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N: gl.constexpr, BIAS: gl.constexpr,
+             ONE_SIDED: gl.constexpr):  # fmt: skip
+    """Scores with their bias; without what all keys of a query share, where it is ONE_SIDED."""
+    row_ptr, slope, curve_param, shift, min_distance, num_distances = (
+        bias[2],
+        bias[3],
+        bias[4],
+        bias[5],
+        bias[9],
+        bias[10],
+    )
+    if ONE_SIDED:
+        scores += column[None, :]
+    elif BIAS == TABLE:
+        inner, outer, near, ahead, behind_bias, ahead_bias = segments[2:]
+        uses_one = (start >= inner) & (start < outer) & ((start < near) | (start >= ahead))
+        scores += gl.where(uses_one, gl.where(start < near, behind_bias, ahead_bias), 0.0)
+        if not uses_one:
+            distance = (offs_m + shift)[:, None] - offs_n[None, :]
+            scores += gl.load(row_ptr + table_entries(distance, min_distance, num_distances))
+    elif BIAS != NO_BIAS:
+        row = (offs_m + shift - start).to(gl.float32)
+        column = (offs_n - start).to(gl.float32)
+        least = first + shift - start - BLOCK_N + 1
+        if BIAS != LINEAR and is_far(least, BLOCK_N, curve_param, BIAS):
+            scores = add_far_curve(scores, row - BLOCK_N // 2, column - BLOCK_N // 2, slope, curve_param, 0, BIAS)
+        else:
+            scores -= slope * curve(row[:, None] - column[None, :], curve_param, BIAS)
+    return scores
+
+
+@gluon.jit
+def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, key_mask_ptr, num_keys,
+                 scale, softcap, BLOCK_N: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
+                 HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
+    """One step of the online softmax: the weights of a tile, the running maximum and sum, and what the sums before it
+    are to be multiplied by.
+    """
+    scores, factor = capped_products(qk, scale, softcap, HAS_SOFTCAP)
+    if BIAS != NO_BIAS:
+        scores = add_bias(
+            scores * factor, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N, BIAS, ONE_SIDED
+        )
+    inner, outer = segments[2], segments[3]
+    if start < inner or start >= outer:
+        first_key, last_key = bounds
+        visible = (offs_n[None, :] >= first_key[:, None]) & (offs_n[None, :] <= last_key[:, None])
+        scores = gl.where(visible, scores, float("-inf"))
+    if HAS_KEY_MASK:
+        is_real = gl.load(key_mask_ptr + offs_n, mask=offs_n < num_keys, other=0) != 0
+        scores = gl.where(is_real[None, :], scores, float("-inf"))
+    if BIAS == NO_BIAS:  # multiplied within the exponent
+        m_new = gl.maximum(m_i, gl.max(scores, 1) * factor)
+        m_finite = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(scores * factor - m_finite[:, None])
+    else:
+        m_new = gl.maximum(m_i, gl.max(scores, 1))
+        m_finite = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(scores - m_finite[:, None])
+    alpha = gl.exp2(m_i - m_finite)
+    return p, m_new, l_i * alpha + gl.sum(p, 1), alpha
+
+
+@gluon.jit
+def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads, scale,
+           softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+           BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+           HAS_KEY_MASK: gl.constexpr):  # fmt: skip
+    """The outputs of one warpgroup's 64 queries, those of number GROUP."""
+    qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
+    out_rows: gl.constexpr = gl.SliceLayout(1, out_layout)
+    k_tiles, v_tiles = tiles
+    q_ready, k_ready, v_ready, k_read, v_read = opened
+    bounds_ptr, key_mask_ptr = mask
+    last, num_tiles = segments[0], segments[1]
+    first += GROUP * 64
+    offs_m = first + gl.arange(0, 64, gl.SliceLayout(1, qk_layout))
+    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, qk_layout))
+    valid_m = offs_m < num_queries
+    first_key = gl.load(bounds_ptr + offs_m, mask=valid_m, other=0)
+    last_key = gl.minimum(gl.load(bounds_ptr + num_queries + offs_m, mask=valid_m, other=-1), num_keys - 1)
+    bounds = (first_key, last_key)
+    slope, place = bias[3], bias[6]
+    m_i = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, qk_layout))
+    l_i = gl.zeros([64], gl.float32, gl.SliceLayout(1, qk_layout))
+    own = l_i
+    if ONE_SIDED and BIAS == SUMS:
+        q_high, q_low = load_sums(bias[0], offs_m, num_queries)
+        own = slope * ((q_high - bias[7]) + (q_low - bias[8]))
+    elif ONE_SIDED:
+        own = slope * (place - offs_m).to(gl.float32)
+    if HAS_SINKS:  # as if a key with that score and no value had been seen
+        m_i = sink * LOG2E - own
+        l_i += 1.0
+    acc = gl.zeros([64, HEAD_DIM], gl.float32, out_layout)
+    zero = gl.zeros([64, BLOCK_N], gl.float32, qk_layout)
+    q = q_tile.slice(GROUP * 64, 64)
+    mbarrier.wait(q_ready.index(0), 0)
+    mbarrier.wait(k_ready.index(0), 0)
+    offs_n = last + columns
+    column = key_column(bias, offs_n, num_keys, BIAS, ONE_SIDED)
+    k = k_tiles.index(0).reshape([BLOCK_N, HEAD_DIM])
+    qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    qk = warpgroup_mma_wait(0, deps=(qk,))
+    mbarrier.arrive(k_read.index(0), count=1)
+    p, m_i, l_i, _ = tile_weights(
+        qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, last, segments, key_mask_ptr, num_keys, scale,
+        softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
+    )  # fmt: skip
+    p = gl.convert_layout(p.to(v_tiles.dtype), p_layout)
+    mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=num_tiles > 1)
+    for t in range(1, num_tiles):
+        stage, before, following = t % STAGES, (t - 1) % STAGES, (t + 1) % STAGES
+        start = last - t * BLOCK_N
+        offs_n = start + columns
+        k = k_tiles.index(stage).reshape([BLOCK_N, HEAD_DIM])
+        qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        mbarrier.wait(v_ready.index(before), ((t - 1) // STAGES) & 1)
+        v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
+        acc = warpgroup_mma(p, v, acc, is_async=True)
+        column = key_column(bias, offs_n, num_keys, BIAS, ONE_SIDED)
+        qk = warpgroup_mma_wait(1, deps=(qk,))
+        mbarrier.arrive(k_read.index(stage), count=1)
+        p_next, m_i, l_i, alpha = tile_weights(
+            qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, key_mask_ptr, num_keys,
+            scale, softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
+        )  # fmt: skip
+        p_next = gl.convert_layout(p_next.to(v_tiles.dtype), p_layout)
+        # Here, so that the compiler leaves the softmax before the wait for the product: it moves nothing across.
+        mbarrier.wait(k_ready.index(following), ((t + 1) // STAGES) & 1, pred=t + 1 < num_tiles)
+        acc, p, p_next = warpgroup_mma_wait(0, deps=(acc, p, p_next))
+        mbarrier.arrive(v_read.index(before), count=1)
+        acc = acc * gl.convert_layout(alpha, out_rows)[:, None]
+        p = p_next
+    final = (num_tiles - 1) % STAGES
+    mbarrier.wait(v_ready.index(final), ((num_tiles - 1) // STAGES) & 1)
+    acc = warpgroup_mma(p, v_tiles.index(final).reshape([BLOCK_N, HEAD_DIM]), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    empty = l_i == 0.0
+    # Infinite for a query that sees nothing, so that its weights come out as zeros again.
+    lse = gl.where(empty, float("inf"), m_i + own + gl.log2(gl.where(empty, 1.0, l_i)))
+    gl.store(lse_ptr + offs_m, lse, mask=valid_m)
+    acc = acc * gl.convert_layout(1.0 / gl.where(empty, 1.0, l_i), out_rows)[:, None]
+    rows = first + gl.arange(0, 64, out_rows)
+    offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out_layout))
+    offsets = rows.to(gl.int64)[:, None] * (num_heads * HEAD_DIM) + offs_d[None, :]
+    gl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_queries)[:, None])
+
+
+@gluon.jit
+def forward_kernel(q_desc, k_desc, v_desc, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr,
+                   slopes_ptr, curve_params_ptr, table_ptr, sink_logits_ptr,
+                   num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
+                   stride_qh, stride_kh, stride_vh, stride_boundsb, stride_qposb, stride_qposh, stride_kposb,
+                   stride_kposh, stride_shiftsb,
+                   HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
+                   ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+                   HAS_KEY_MASK: gl.constexpr):  # fmt: skip
+    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
+    BLOCK_M: gl.constexpr = 128
+    dtype: gl.constexpr = q_desc.dtype
+    blocks = gl.cdiv(num_queries, BLOCK_M)
+    block_id = blocks - 1 - gl.program_id(0) // num_heads  # the last ones have most to do
+    head = gl.program_id(0) % num_heads
+    batch = gl.program_id(1)
+    first = block_id * BLOCK_M
+    q_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_M, HEAD_DIM], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_N, HEAD_DIM], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_N, HEAD_DIM], v_desc.layout)
+    opened = barriers(1, 1), barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 2)
+    fence_async_shared()
+    load_by_tma(q_desc, batch, first, head * stride_qh, opened[0].index(0), q_tile)
+    row = batch.to(gl.int64)
+    offs_m = first + gl.arange(0, BLOCK_M, gl.BlockedLayout([1], [32], [4], [0]))
+    valid_m = offs_m < num_queries
+    shift = gl.to_tensor(0)
+    if BIAS != NO_BIAS and BIAS != SUMS:
+        shift = gl.load(shifts_ptr + row * stride_shiftsb)
+    bounds_ptr += row * stride_boundsb
+    _, _, _, _, unmasked, masked = key_segments(
+        bounds_ptr, offs_m, valid_m, num_queries, num_keys, shift, min_distance, num_distances, BLOCK_N, BIAS, False,
+        False,
+    )  # fmt: skip
+    low, inner, near, ahead, outer = masked[2], unmasked[0], masked[4], unmasked[2], masked[6]
+    num_tiles = gl.maximum(masked[3] + (outer - inner) // BLOCK_N + masked[7], 1)
+    last = low + (num_tiles - 1) * BLOCK_N
+    behind_bias, ahead_bias = gl.to_tensor(0.0), gl.to_tensor(0.0)
+    if BIAS == TABLE:
+        table_ptr += head * num_distances
+        ahead_bias, behind_bias = gl.load(table_ptr), gl.load(table_ptr + num_distances - 1)
+    segments = last, num_tiles, inner, outer, near, ahead, behind_bias, ahead_bias
+    slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
+    high, low_part = gl.to_tensor(0.0), gl.to_tensor(0.0)
+    if BIAS == SUMS:
+        q_pos_ptr += row * stride_qposb + head * stride_qposh
+        k_pos_ptr += row * stride_kposb + head * stride_kposh
+        high, low_part = gl.load(q_pos_ptr + first), gl.load(q_pos_ptr + num_queries + first)
+    slope, curve_param = gl.to_tensor(slope), gl.to_tensor(curve_param)
+    bias = (q_pos_ptr, k_pos_ptr, table_ptr, slope, curve_param, shift, first, high, low_part, min_distance,
+            num_distances)  # fmt: skip
+    if HAS_KEY_MASK:
+        key_mask_ptr += row * num_keys
+    sink = gl.to_tensor(0.0)
+    if HAS_SINKS:
+        sink = gl.load(sink_logits_ptr + head).to(gl.float32)
+    out_ptr += (row * num_queries * num_heads + head) * HEAD_DIM
+    lse_ptr += (row * num_heads + head) * num_queries
+    q = q_tile.reshape([BLOCK_M, HEAD_DIM])
+    tiles, mask = (k_tiles, v_tiles), (bounds_ptr, key_mask_ptr)
+    kv_head = head // group_size
+    FIRST: gl.constexpr = 0
+    SECOND: gl.constexpr = 1
+    gl.warp_specialize([
+        (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
+                  scale, softcap, sink, FIRST, BLOCK_N, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
+                  HAS_KEY_MASK)),
+        (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
+                  scale, softcap, sink, SECOND, BLOCK_N, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
+                  HAS_KEY_MASK)),
+        (load_keys, (k_desc, v_desc, tiles, opened, batch, kv_head, stride_kh, stride_vh, segments, BLOCK_N, STAGES)),
+    ], [4, 1], [240, 24])  # fmt: skip

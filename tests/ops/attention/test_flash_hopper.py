@@ -1,0 +1,214 @@
+"""The attention kernels for Hopper GPUs: against float64 where there is one, and compiled for it anywhere.
+
+Triton's interpreter does not run Gluon, the language they are written in.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from device import DEVICE, ON_GPU
+from references import normal
+
+from phasor.ops.attention import DistanceBias, Mask, ScoreMod, SumBias, attention_ref, flash, flash_hopper
+from phasor.ops.dispatch import force_path
+
+pytest.importorskip("triton")
+HALF = 1e-2  # relative to the norm: inputs, weights and results are rounded to 8 bits
+TOKENS, HEADS, KV_HEADS = 459, 4, 2
+MASKS = {
+    "causal": {"causal": True},
+    "everything": {},
+    "window": {"causal": True, "window": 150},
+    "window-both-ways": {"window": 97},
+    "chunk": {"causal": True, "offset": 61},
+    "documents": {"causal": True, "documents": [100, 27, 200, 132]},
+    "prefix": {"causal": True, "prefix_length": torch.tensor([300, 5])},
+    "padding": {"causal": True, "padding": [70, 0]},
+    "cross": {"aligned": False, "keys": 311},
+}
+CURVES = {"slopes": (), "log": ("rates",), "power": ("powers",)}
+
+
+def mask_of(name):
+    """A mask, how many keys there are, and which queries of each row are real."""
+    fields = dict(MASKS[name])
+    documents, padding = fields.pop("documents", None), fields.pop("padding", None)
+    keys = fields.pop("keys", TOKENS + fields.get("offset", 0))
+    real = torch.ones(2, TOKENS, dtype=torch.bool)
+    if documents is not None:
+        ids = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))[None]
+        starts = torch.tensor([0, *documents[:-1]]).cumsum(0)
+        fields |= {"query_document_ids": ids, "key_document_ids": ids}
+        fields["order"] = torch.arange(TOKENS)[None] - starts[ids]
+    if padding is not None:
+        real = torch.arange(TOKENS)[None] >= torch.tensor(padding)[:, None]
+        fields |= {"key_mask": real, "order": (real.cumsum(1) - 1).clamp(min=0)}
+    return Mask(**fields), keys, real
+
+
+def biases(name, mask, keys, dtype):
+    """A bias, what it learns, and the positions that it takes."""
+    k_pos = torch.arange(keys)[None] if mask.order is None else mask.order
+    q_pos = k_pos[:, mask.offset : mask.offset + TOKENS] if mask.order is None else mask.order
+    if name is None:
+        return None, [], None, None
+    if name == "sums":
+        steps = torch.randint(-(2**28), 0, (2, keys, HEADS), generator=torch.Generator().manual_seed(7))
+        sums = steps.cumsum(1)
+        own = sums[:, mask.offset : mask.offset + TOKENS]
+        zeros = [torch.zeros(x.shape, dtype=dtype).requires_grad_() for x in (own, sums)]
+        return SumBias(own, sums, 2.0**-32, *zeros), zeros, None, None
+    if name == "table":
+        table = normal(61, HEADS, seed=6).to(DEVICE, dtype).requires_grad_()
+        return DistanceBias(table=table, min_distance=-20), [table], q_pos, k_pos
+    learned = [torch.linspace(0.1, 0.5, HEADS), *(torch.linspace(0.3, 0.9, HEADS) for _ in CURVES[name])]
+    learned = [x.to(dtype).requires_grad_() for x in learned]
+    return DistanceBias(**dict(zip(("slopes", *CURVES[name]), learned, strict=True))), learned, q_pos, k_pos
+
+
+def run(mask_name, bias_name, dtype, width=128, softcap=None, sinks=False, learned=True):
+    """Outputs and gradients, by the kernels in half precision and by all scores at once in float64."""
+    mask, keys, real = mask_of(mask_name)
+    rounded = [
+        normal(2, n, h, width, seed=s).to(torch.bfloat16) for s, n, h in ((1, TOKENS, HEADS), (2, keys, KV_HEADS))
+    ]
+    rounded.append(normal(2, keys, KV_HEADS, width, seed=3).to(torch.bfloat16))
+    own = [x.to(DEVICE, dtype).requires_grad_() for x in rounded]
+    bias, of_bias, q_pos, k_pos = biases(bias_name, mask, keys, torch.float32 if dtype == torch.bfloat16 else dtype)
+    sink_logits = normal(HEADS, seed=4).to(DEVICE, dtype).requires_grad_() if sinks else None
+    score_mod = ScoreMod(
+        scale=0.1, softcap=softcap, sink_logits=sink_logits, bias=bias, query_positions=q_pos, key_positions=k_pos,
+        counted=True,
+    )  # fmt: skip
+    if dtype == torch.float64:
+        y = attention_ref(*own, mask, score_mod)[0]
+    else:
+        with force_path("triton"):
+            y = flash.flash_attention(*own, mask, score_mod)
+    y = y[real] if mask.key_mask is not None else y
+    direction = normal(*y.shape, seed=9).to(torch.bfloat16).to(DEVICE, dtype)
+    wanted = [*own, *(of_bias if learned else []), *([sink_logits] if sinks else [])]
+    grads = list(torch.autograd.grad(y, wanted, direction))
+    if bias_name == "sums":  # a query and its own key have one sum, to which only both together matter
+        of_queries, of_keys = grads[3:5]
+        of_keys[:, mask.offset : mask.offset + TOKENS] += of_queries
+        grads[3:5] = [of_keys]
+    return [y, *grads]
+
+
+CASES = [
+    ("causal", None, {}),
+    ("everything", None, {}),
+    ("window", None, {"sinks": True}),
+    ("chunk", None, {"softcap": 3.0}),
+    ("prefix", None, {"softcap": 3.0, "sinks": True}),
+    ("padding", None, {}),
+    ("cross", None, {}),
+    ("causal", "slopes", {"learned": False}),
+    ("documents", "slopes", {"learned": False, "sinks": True}),
+    ("window", "slopes", {}),
+    ("window-both-ways", "slopes", {"learned": False}),
+    ("everything", "slopes", {}),
+    ("causal", "log", {}),
+    ("everything", "log", {"softcap": 3.0}),
+    ("documents", "power", {}),
+    ("causal", "table", {}),
+    ("chunk", "table", {}),
+    ("everything", "table", {"sinks": True}),
+    ("window", "table", {"softcap": 3.0}),
+    ("causal", "sums", {}),
+    ("chunk", "sums", {"sinks": True}),
+    ("padding", "sums", {}),
+    ("documents", "sums", {"softcap": 3.0}),
+    ("causal", None, {"width": 64}),
+    ("window", "log", {"width": 64}),
+]
+
+
+@pytest.mark.skipif(not flash_hopper.is_available(DEVICE), reason="the kernels are for Hopper GPUs")
+@pytest.mark.parametrize(("mask", "bias", "options"), CASES)
+def test_kernels_equal_float64(mask, bias, options, monkeypatch):
+    took = []
+    kernels = flash_hopper.forward
+    monkeypatch.setattr(flash_hopper, "forward", lambda *args: took.append(1) or kernels(*args))
+    found = [run(mask, bias, dtype, **options) for dtype in (torch.bfloat16, torch.float64)]
+    assert took
+    names = ["output", "dq", "dk", "dv", "learned", "learned", "learned"]
+    for name, ours, exact in zip(names, *found, strict=False):
+        error = (ours.double() - exact).norm() / exact.norm().clamp(min=1e-3)
+        assert error < (HALF if name == "output" else 2 * HALF), (name, error)
+
+
+def test_what_the_kernels_take():
+    """What they do not take is left to the kernels for all GPUs."""
+    assert ON_GPU or not flash_hopper.is_available(DEVICE)
+    x = torch.zeros(1, 300, 2, 128, dtype=torch.bfloat16)
+    assert flash_hopper.suits_tma(x)
+    assert not flash_hopper.suits_tma(torch.zeros(1, 300, 2, 129, dtype=torch.bfloat16)[..., :128])
+    assert not flash_hopper.suits_tma(
+        torch.zeros(301 * 256, dtype=torch.bfloat16)[1 : 300 * 256 + 1].view(1, 300, 2, 128)
+    )
+    assert not flash_hopper.suits_tma(x.expand(3, -1, -1, -1))
+
+
+COMPILE = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from phasor.ops.attention.flash_hopper_backward import backward_kernel
+from phasor.ops.attention.flash_hopper_forward import forward_kernel
+
+def descriptor(kind, shape):
+    bits = 32 if kind == "fp32" else 16
+    dtype = gl.float32 if kind == "fp32" else gl.bfloat16
+    swizzled = len(shape) == 3
+    layout = gl.NVMMASharedLayout.get_default_for(shape, dtype) if swizzled else gl.NVMMASharedLayout(0, bits, rank=2)
+    return f"tensordesc<{kind}{shape},{layout!r}>"
+
+name, constants = json.loads(sys.argv[1])
+kernel = {"forward": forward_kernel, "backward": backward_kernel}[name]
+tiles = {"q_desc": 128 if name == "forward" else 64, "k_desc": 128, "v_desc": 128, "do_desc": 64}
+types = {f"{x}_desc": descriptor("bf16", [1, n, 128]) for x, n in ((x[:-5], n) for x, n in tiles.items())}
+types |= {"dq_desc": descriptor("fp32", [1, 64, 64])}
+types |= {x: descriptor("fp32", [1, 64]) for x in ("lse_desc", "delta_desc")}
+types |= {x: "*bf16" for x in ("out_ptr", "dk_ptr", "dv_ptr")} | {x: "*i32" for x in ("bounds_ptr", "ranges_ptr", "shifts_ptr")}
+types |= {"key_mask_ptr": "*u8", "scale": "fp32", "softcap": "fp32"}
+signature = {
+    x: "constexpr" if x in constants else types.get(x, "*fp32" if x.endswith("_ptr") else "i32") for x in kernel.arg_names
+}
+source = GluonASTSource(kernel, signature, constants)
+print(len(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["cubin"]))
+"""
+FLAGS = {"forward": {"BLOCK_N": 128, "HAS_SINKS": True}, "backward": {"HAS_TABLE_GRAD": False, "HAS_CURVE_GRAD": False}}
+FLAGS["backward"]["HAS_SUM_GRAD"] = True
+SUMS = 6  # of the kinds of bias in flash_tiles
+
+
+@pytest.mark.cpu_only("Triton compiles for the GPU that is there")
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_kernels_compile_for_hopper(name, tmp_path):
+    """With this version of Triton, whose Gluon is new and changes."""
+    constants = {
+        "HEAD_DIM": 128,
+        "STAGES": 2,
+        "BIAS": SUMS,
+        "ONE_SIDED": True,
+        "HAS_SOFTCAP": True,
+        "HAS_KEY_MASK": True,
+    }
+    constants |= FLAGS[name]
+    script = tmp_path / "compile_kernel.py"
+    script.write_text(COMPILE)
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "TRITON_CACHE_DIR": str(tmp_path / "cache")
+    }
+    command = [sys.executable, str(script), json.dumps([name, constants])]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 1000
