@@ -172,6 +172,15 @@ def test_orders_of_bases_and_decays():
     decays = shown_pairs(results("compare-all")["orders"]["1024"])
     assert all(decays[pair] for pair in [("combined", "xpos"), ("alibi", "xpos"), ("xpos", "rotary")])
     assert not decays["combined", "alibi"]
+    assert (
+        "Shown at 64 tokens: `rotary+alibi` < `alibi` < `xpos` < `rotary` < `long wavelengths`; shown at 1,024 tokens: "
+        "`rotary+alibi` and `alibi` < the window < `xpos` < `rotary` and `long wavelengths`."
+    ) in page
+    far, near = (shown_pairs(results("decay-texts")["orders"][length]) for length in ("1024", "64"))
+    assert all(near[pair] for pair in pairwise(["rotary+alibi", "alibi", "xpos", "rotary", "long wavelengths"]))
+    tiers = [["rotary+alibi", "alibi"], ["rotary (window)"], ["xpos"], ["rotary", "long wavelengths"]]
+    assert all(far[better, worse] for low, high in pairwise(tiers) for better in low for worse in high)
+    assert not any(far[tuple(tier)] for tier in tiers if len(tier) == 2)
     spread = [
         max(losses) - min(losses)
         for length in (64, 128, 256, 512, 1024)
