@@ -41,11 +41,11 @@ class KernelLauncher:
 
     Triton would inspect every argument of every launch, which takes the host longer than the launch itself.
 
-    A launch gives the kernel's tensors, or descriptors of them, by name, which are its first arguments, and scalars and options such as
-    `num_warps` by name too. `prepare(*key, **scalars)` gives the grid, and the scalars and options that are missing. It
-    is called once for equal keys, scalars and dtypes, so these are all that its answer may depend on. Only launches
-    whose tensors begin at multiples of 16 bytes are kept, as Triton compiles other code for the rest; `unaligned` names
-    tensors for which it does not.
+    A launch gives the kernel's tensors, or descriptors of them, by name, which are its first arguments, and scalars and
+    options such as `num_warps` by name too. `prepare(*key, **scalars)` gives the grid, and the scalars and options that
+    are missing. It is called once for equal keys, scalars and dtypes, so these are all that its answer may depend on.
+    Only launches whose tensors begin at multiples of 16 bytes are kept, as Triton compiles other code for the rest;
+    `unaligned` names tensors for which it does not.
     """
 
     def __init__(

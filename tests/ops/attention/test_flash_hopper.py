@@ -177,10 +177,13 @@ tiles = {"q_desc": 128 if name == "forward" else 64, "k_desc": 128, "v_desc": 12
 types = {f"{x}_desc": descriptor("bf16", [1, n, 128]) for x, n in ((x[:-5], n) for x, n in tiles.items())}
 types |= {"dq_desc": descriptor("fp32", [1, 64, 64])}
 types |= {x: descriptor("fp32", [1, 64]) for x in ("lse_desc", "delta_desc")}
-types |= {x: "*bf16" for x in ("out_ptr", "dk_ptr", "dv_ptr")} | {x: "*i32" for x in ("bounds_ptr", "ranges_ptr", "shifts_ptr")}
+types |= {"sums_desc": descriptor("fp32", [1, 128])}
+types |= {x: "*bf16" for x in ("out_ptr", "dk_ptr", "dv_ptr")}
+types |= {x: "*i32" for x in ("bounds_ptr", "ranges_ptr", "shifts_ptr")}
 types |= {"key_mask_ptr": "*u8", "scale": "fp32", "softcap": "fp32"}
 signature = {
-    x: "constexpr" if x in constants else types.get(x, "*fp32" if x.endswith("_ptr") else "i32") for x in kernel.arg_names
+    x: "constexpr" if x in constants else types.get(x, "*fp32" if x.endswith("_ptr") else "i32")
+    for x in kernel.arg_names
 }
 source = GluonASTSource(kernel, signature, constants)
 print(len(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["cubin"]))

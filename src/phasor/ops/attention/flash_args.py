@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,29 @@ class FlashArgs(NamedTuple):
 def output_dtype(args: FlashArgs) -> torch.dtype:
     """That of queries, or float32 with lines: the gradients of a network would show what outputs round away."""
     return args.q.dtype if args.knots is None else torch.float32
+
+
+class FlashLayout(NamedTuple):
+    """All that the grids and scalars of the kernels depend on: sizes, strides and options."""
+
+    q_shape: Sequence[int]
+    q_strides: Sequence[int]
+    k_shape: Sequence[int]
+    k_strides: Sequence[int]
+    v_strides: Sequence[int]
+    two_intervals: bool
+    row_strides: tuple[int, ...]  # of bounds, positions of queries and of keys, shifts, and inverse spans
+    head_strides: tuple[int, int]  # of positions of queries and of keys, where they are sums; else 0
+    has_key_mask: bool
+    bias: int
+    num_knots: int
+    num_distances: int
+    one_sided: bool
+    min_distance: int
+    use_rows: bool
+    sum_weights: bool
+    scale: float
+    softcap: float
 
 
 class BiasNeeds(NamedTuple):

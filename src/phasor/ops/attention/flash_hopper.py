@@ -6,24 +6,23 @@ They read tiles by TMA, which wants descriptors of tensors instead of addresses.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients
+from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, FlashLayout
 from phasor.ops.dispatch import must_be_deterministic
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
-
-if TYPE_CHECKING:
-    from phasor.ops.attention.flash_launch import FlashLayout
 
 BLOCK_M = 128  # queries of a program of the forward pass; two warpgroups have half of them each
 BLOCK_N = 128  # keys of a tile of the forward pass, and of a program of the backward pass
 ROWS = 64  # queries of a tile of the backward pass
 STAGES = 2
+LOG2E = math.log2(math.e)
 MIN_QUERIES = 256  # fewer are done before their descriptors are made
 HEAD_DIMS = (64, 128)
 BACKWARD_HEAD_DIMS = (128,)
@@ -62,10 +61,11 @@ def takes(args: FlashArgs, layout: FlashLayout) -> bool:
     )
 
 
-def takes_backward(args: FlashArgs, layout: FlashLayout, grad: Tensor) -> bool:
+def takes_backward(args: FlashArgs, layout: FlashLayout, grad: Tensor, needs: BiasNeeds) -> bool:
     """Whether the backward kernel takes these arguments. It adds up gradients of queries in any order."""
     return (
         takes(args, layout)
+        and not (layout.softcap > 0 and any(needs))  # gradients of scores before and after the cap
         and args.q.shape[-1] in BACKWARD_HEAD_DIMS
         and suits_tma(grad)
         and not must_be_deterministic()
@@ -161,6 +161,8 @@ def forward(args: FlashArgs, layout: FlashLayout) -> tuple[Tensor, Tensor]:
     out, lse = empty_dense(q), q.new_empty((rows, heads, queries), dtype=torch.float32)
     descs = {"q_desc": describe_tokens(q, BLOCK_M)}
     descs |= {"k_desc": describe_tokens(args.k, BLOCK_N), "v_desc": describe_tokens(args.v, BLOCK_N)}
+    has_sums = layout.head_strides[1] > 0
+    descs["sums_desc"] = describe_rows(tile_sums(args.key_positions, BLOCK_N), BLOCK_N) if has_sums else None
     tensors = {"out_ptr": out, "lse_ptr": lse, **mask_and_bias(args), "sink_logits_ptr": args.sink_logits}
     launchers()[0](q, descs | tensors, layout, args.sink_logits is not None)
     return out, lse
@@ -188,8 +190,11 @@ def backward(
     descs = {"q_desc": describe_tokens(q, ROWS), "k_desc": describe_tokens(k, BLOCK_N)}
     descs |= {"v_desc": describe_tokens(args.v, BLOCK_N), "do_desc": describe_tokens(grad, ROWS)}
     descs |= {"dq_desc": describe_tokens(dq, ROWS, head_dim // 2)}
-    descs |= {"lse_desc": describe_rows(lse), "delta_desc": describe_rows(delta)}
-    tensors = {"dk_ptr": dk, "dv_ptr": dv, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
+    if layout.head_strides[0] > 0:
+        assert args.slopes is not None
+        lse = lse - args.slopes[:, None] * LOG2E * tile_sums(args.query_positions, ROWS)
+    descs |= {"lse_desc": describe_rows(lse, ROWS), "delta_desc": describe_rows(delta, ROWS)}
+    tensors: dict[str, Any] = {"dk_ptr": dk, "dv_ptr": dv, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
     tensors |= {"dq_sums_ptr": dq_sums, "dk_sums_ptr": dk_sums, "ranges_ptr": ranges, **mask_and_bias(args)}
     stride_ranges = 0 if len(ranges) == 1 else ranges.stride(0)
     launchers()[1](q, descs | tensors, layout, grad.stride(2), stride_ranges, needs)
@@ -198,7 +203,15 @@ def backward(
     return FlashGradients((dq * args.scale).to(q.dtype), dk, dv, dtable, dcurve, dq_sums, dk_sums)
 
 
-def describe_rows(x: Tensor) -> Any:
-    """A descriptor of `[B, H, T]` by the queries of a tile of one head; copied where rows do not begin as TMA wants."""
+def describe_rows(x: Tensor, tokens: int) -> Any:
+    """A descriptor of `[B, H, T]` by a tile's tokens of one head; copied where rows do not begin as TMA wants."""
     x = pad(x.flatten(0, 1), (0, -x.shape[-1] % 4))
-    return describe(x, x.shape, x.stride(), (1, ROWS))
+    return describe(x, x.shape, x.stride(), (1, tokens))
+
+
+def tile_sums(pairs: Tensor | None, tokens: int) -> Tensor:
+    """The sums of `[B, H, 2, T]`, pairs of floats, counted from the first token of a tile: `[B, H, T]`."""
+    assert pairs is not None
+    first = pairs[..., ::tokens].repeat_interleave(tokens, dim=-1)[..., : pairs.shape[-1]]
+    high, low = (pairs - first).unbind(2)
+    return high + low

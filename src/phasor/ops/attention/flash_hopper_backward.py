@@ -1,7 +1,10 @@
 """The backward kernel of attention over key intervals for Hopper GPUs: one program per block of keys of one head.
 
-It goes over all query heads that share the keys. Each of two warpgroups has 64 of the 128 keys, and keeps the gradients of
-its keys and values in registers; the gradients of queries, which need all keys, are added up in memory by TMA.
+It goes over all query heads that share the keys. Each of two warpgroups has 64 of the 128 keys, and keeps the gradients
+of its keys and values in registers. Those of queries, which need all keys, are added up in memory by TMA.
+
+What a bias learns takes sums of the gradients of scores over queries, times powers of their distance: products with a
+small matrix. Where a bias is no polynomial of the distance, element by element.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -22,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from phasor.ops.attention.flash_dkdv_kernel import query_segments
 from phasor.ops.attention.flash_hopper_tiles import (
     add_far_curve,
-    barriers,
     capped_products,
     far_curve,
     is_far,
@@ -51,25 +53,24 @@ def add_by_tma(desc, coord, tile, _semantic=None):
 
 
 @gluon.jit
-def load_queries(descs, tiles, opened, batch, first_head, num_heads, stride_qh, stride_doh, segments,
+def load_queries(descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments,
                  STAGES: gl.constexpr):  # fmt: skip
     """Load queries and what belongs to them, head by head, as soon as both warpgroups are through with those before."""
     q_desc, do_desc, lse_desc, delta_desc = descs
     q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
-    _, q_ready, do_ready, is_read, _ = opened
-    low, tiles_per_head, num_tiles = segments[0], segments[1], segments[2]
+    low, end, num_tiles = segments[0], segments[1], segments[2]
+    head, start = first_head, low
     for t in range(num_tiles):
-        stage, phase = t % STAGES, (t // STAGES) & 1
-        head, start = first_head + t // tiles_per_head, low + t % tiles_per_head * 64
-        row = batch * num_heads + head
-        mbarrier.wait(is_read.index(stage), phase ^ 1)
-        q_bar, do_bar = q_ready.index(stage), do_ready.index(stage)
-        mbarrier.expect(q_bar, q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(q_desc, [batch, start, head * stride_qh], q_bar, q_tiles.index(stage))
-        tma.async_copy_global_to_shared(lse_desc, [row, start], q_bar, lse_tiles.index(stage))
-        mbarrier.expect(do_bar, do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(do_desc, [batch, start, head * stride_doh], do_bar, do_tiles.index(stage))
-        tma.async_copy_global_to_shared(delta_desc, [row, start], do_bar, delta_tiles.index(stage))
+        stage, row = t % STAGES, batch * num_heads + head
+        bar = bars.index(stage)
+        mbarrier.wait(bars.index(STAGES + stage), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(bar, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
+        tma.async_copy_global_to_shared(q_desc, [batch, start, head * stride_qh], bar, q_tiles.index(stage))
+        tma.async_copy_global_to_shared(do_desc, [batch, start, head * stride_doh], bar, do_tiles.index(stage))
+        tma.async_copy_global_to_shared(lse_desc, [row, start], bar, lse_tiles.index(stage))
+        tma.async_copy_global_to_shared(delta_desc, [row, start], bar, delta_tiles.index(stage))
+        head += (start == end).to(gl.int32)
+        start = gl.where(start == end, low, start + 64)
 
 
 @gluon.jit
@@ -92,11 +93,11 @@ def powers_of_columns(dtype: gl.constexpr):
 
 
 @gluon.jit
-def add_bias(scores, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries, num_keys,
-             BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
+def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
+                  num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
     """Scores `[keys, queries]` with their bias, and the logsumexp to subtract.
 
-    Where it is ONE_SIDED the part of a query is taken from its logsumexp.
+    Where it is ONE_SIDED the part of a query is taken from its logsumexp, for sums already but for that of its tile.
     """
     q_pos_ptr, k_pos_ptr, stride_q, stride_k, slopes_ptr, curve_params_ptr = bias[0:6]
     table_ptr, shift, place, min_distance, num_distances, ahead = bias[6:12]
@@ -105,25 +106,27 @@ def add_bias(scores, lse, bias, offs_m, offs_n, start, head, far_distance, uses_
         k_pos_ptr += head * stride_k
         high, low = gl.load(k_pos_ptr + place), gl.load(k_pos_ptr + num_keys + place)
         k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
-        q_high, q_low = load_sums(q_pos_ptr + head * stride_q, offs_m, num_queries)
-        scores += (slope * ((high - k_high) + (low - k_low)))[:, None]
-        lse -= (slope * ((q_high - high) + (q_low - low)))[None, :]
+        q_pos_ptr += head * stride_q + start
+        q_high, q_low = gl.load(q_pos_ptr), gl.load(q_pos_ptr + num_queries)  # from which the logsumexp counts
+        scores = products * factor + (slope * ((high - k_high) + (low - k_low)))[:, None]
+        lse -= slope * ((q_high - high) + (q_low - low))
     elif ONE_SIDED:
-        scores += (slope * (offs_n - place).to(gl.float32))[:, None]
+        scores = products * factor + (slope * (offs_n - place).to(gl.float32))[:, None]
         lse -= (slope * (place - offs_m - shift).to(gl.float32))[None, :]
     elif BIAS == TABLE:
         table_ptr += head * num_distances
         of_tile = gl.load(table_ptr + gl.where(start < ahead, 0, num_distances - 1))
-        scores += gl.where(uses_one, of_tile, 0.0)
+        scores = products * factor + gl.where(uses_one, of_tile, 0.0)
         if not uses_one:
             distance = (offs_m + shift)[None, :] - offs_n[:, None]
             scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
-    elif BIAS != NO_BIAS:
-        column = (offs_m - start - 32).to(gl.float32)
+    else:
+        columns = offs_m - start
         if uses_one:
-            scores = add_far_curve(scores, far_distance, column, slope, curve_param, 1, BIAS)
+            scores = add_far_curve(products, factor, far_distance, columns, 32, slope, curve_param, 1, BIAS)
         else:
-            scores -= slope * curve(far_distance[:, None] + column[None, :], curve_param, BIAS)
+            distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
+            scores = products * factor - slope * curve(distance, curve_param, BIAS)
     return scores, lse
 
 
@@ -136,25 +139,23 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
         by_slope = gl.where(power == 0, distance, gl.where(power == 1, 1.0, 0.0))
         by_param = by_slope * 0.0
     else:
-        a0, b, g, c1, c2, c3, u = far_curve(distance, curve_param, BIAS)
-        g2 = g * g
-        x = gl.where(power == 1, g, gl.where(power == 2, g2, gl.where(power == 3, g2 * g, 0.0)))
-        c = gl.where(power == 1, c1, gl.where(power == 2, c2, c3))
-        by_slope = gl.where(power == 0, a0, b * c * x)
-        if BIAS == LOG:  # (1 - 1 / (u + u x)) / curve_param
+        a0, a1, a2, a3, u, g = far_curve(distance, curve_param, BIAS)
+        by_slope = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
+        x = gl.where(power == 1, g, gl.where(power == 2, g * g, g * g * g))
+        if BIAS == LOG:  # (1 - 1 / (u + curve_param j)) / curve_param
             c = gl.where(power == 2, -1.0, 1.0) / u
             by_param = gl.where(power == 0, 1.0 - 1.0 / u, c * x) / curve_param
         else:  # a power times its logarithm
-            log = gl.log2(u) / LOG2E
-            d1, d2 = curve_param * log + 1.0, c2 * log + curve_param - 0.5
-            d3 = c3 * log + c2 - curve_param * 0.5 + 1.0 / 3.0
-            c = gl.where(power == 1, d1, gl.where(power == 2, d2, d3))
-            by_param = gl.where(power == 0, b * log, b * c * x)
-    return moments * by_slope, moments * by_param
+            log, c2 = gl.log2(u) / LOG2E, curve_param * (curve_param - 1.0) * 0.5
+            d3 = c2 * (curve_param - 2.0) * (1.0 / 3.0) * log + c2 - curve_param * 0.5 + 1.0 / 3.0
+            c = gl.where(power == 1, curve_param * log + 1.0, gl.where(power == 2, c2 * log + curve_param - 0.5, d3))
+            by_param = gl.where(power == 0, a0 * log, a0 * c * x)
+    used = power < 4  # the last rows of powers are zeros, of which moments are zeros too
+    return gl.where(used, moments * by_slope, 0.0), gl.where(used, moments * by_param, 0.0)
 
 
 @gluon.jit
-def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch, first_head,
+def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch, first_head,
                first_key_index, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, GROUP: gl.constexpr,
                HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
                HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr, HAS_TABLE_GRAD: gl.constexpr,
@@ -167,11 +168,10 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
     p_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     HALF: gl.constexpr = HEAD_DIM // 2
     HAS_BIAS_GRAD: gl.constexpr = HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD
-    AHEAD: gl.constexpr = not HAS_BIAS_GRAD  # whether the next products are begun, for which registers are left
     k_tile, v_tile = keys
     q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
-    keys_ready, q_ready, do_ready, is_read, ds_ready = opened
-    low, tiles_per_head, num_tiles, inner, outer, ahead, near = segments
+    keys_ready, ds_ready = bars.index(2 * STAGES), bars.index(2 * STAGES + 1)
+    low, end, num_tiles, inner, outer, ahead, near = segments
     bounds_ptr, key_mask_ptr = mask
     dtable_ptr, dcurve_ptr, dq_sums_ptr, dk_sums_ptr, powers, ones = sums
     dk_ptr, dv_ptr = out
@@ -183,10 +183,6 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
     is_real = offs_n < num_keys
     if HAS_KEY_MASK:
         is_real = gl.load(key_mask_ptr + offs_n, mask=is_real, other=0) != 0
-    k, v = k_tile.slice(GROUP * 64, 64), v_tile.slice(GROUP * 64, 64)
-    k_half = k_tile.slice(GROUP * HALF, HALF, dim=1)
-    own_ds, ds_of_queries = ds_tile.slice(GROUP * 64, 64), ds_tile.permute((1, 0))
-    dq_tile = dq_tiles.index(GROUP)
     dk = gl.zeros([64, HEAD_DIM], gl.float32, d_layout)
     dv = gl.zeros([64, HEAD_DIM], gl.float32, d_layout)
     zero_s = gl.zeros([64, 64], gl.float32, s_layout)
@@ -200,26 +196,22 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
         gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout)),
         gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout)),
     )
-    mbarrier.wait(keys_ready.index(0), 0)
-    products = zero_s
-    if AHEAD:
-        mbarrier.wait(q_ready.index(0), 0, pred=num_tiles > 0)
-        q = q_tiles.index(0).reshape([64, HEAD_DIM])
-        products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        products = warpgroup_mma_wait(0, deps=(products,))
+    mbarrier.wait(keys_ready, 0)
+    mbarrier.wait(bars.index(0), 0, pred=num_tiles > 0)
+    q = q_tiles.index(0).reshape([64, HEAD_DIM])
+    k = k_tile.index(0).reshape([128, HEAD_DIM]).slice(GROUP * 64, 64)
+    products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+    products = warpgroup_mma_wait(0, deps=(products,))
+    head, start = first_head, low
     for t in range(num_tiles):
         stage, following = t % STAGES, (t + 1) % STAGES
-        head, u = first_head + t // tiles_per_head, t % tiles_per_head
-        start = low + u * 64
+        # Zero, which the compiler does not know: it would keep the descriptors of all parts of tiles in registers.
+        whole = t >> 30
+        k_all, v_all = k_tile.index(whole).reshape([128, HEAD_DIM]), v_tile.index(whole).reshape([128, HEAD_DIM])
+        k, v, ds_all = k_all.slice(GROUP * 64, 64), v_all.slice(GROUP * 64, 64), ds_tile.index(whole)
         offs_m = start + columns
         q, do = q_tiles.index(stage).reshape([64, HEAD_DIM]), do_tiles.index(stage).reshape([64, HEAD_DIM])
-        if not AHEAD:
-            mbarrier.wait(q_ready.index(stage), (t // STAGES) & 1)
-            products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        mbarrier.wait(do_ready.index(stage), (t // STAGES) & 1)
         dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        if not AHEAD:
-            products = warpgroup_mma_wait(1, deps=(products,))
         lse = lse_tiles.index(stage).load(s_layout)
         values, factor = capped_products(products, scale, softcap, HAS_SOFTCAP)
         is_masked = (start < inner) | (start >= outer)
@@ -227,13 +219,15 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
         far_distance = (start + 32 + shift - offs_n).to(gl.float32)
         if BIAS == TABLE:
             uses_one = uses_one & ((start < ahead) | (start >= near))
-        elif BIAS == LOG or BIAS == POWER:
+        elif BIAS == LINEAR:
+            uses_one = start < 0
+        elif BIAS == LOG or BIAS == POWER:  # noqa: SIM109 (Triton knows no `in`)
             curve_param = gl.load(curve_params_ptr + head)
             uses_one = is_far(start + shift - first_own - 63, 64, curve_param, BIAS)
         hidden = -1e9 if HAS_SOFTCAP and BIAS == NO_BIAS else float("-inf")  # of a cap, whose derivative is finite
         if BIAS != NO_BIAS:
-            scores, lse = add_bias(
-                values * factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
+            scores, lse = biased_scores(
+                values, factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
                 num_keys, BIAS, ONE_SIDED,
             )  # fmt: skip
         else:
@@ -253,11 +247,14 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
         dv = warpgroup_mma(p_operand, do, dv, is_async=True)
         dp, p_operand = warpgroup_mma_wait(1, deps=(dp, p_operand))
         ds = p * (dp - delta_tiles.index(stage).load(s_layout))
-        if HAS_TABLE_GRAD:
+        if HAS_TABLE_GRAD:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
             if uses_one == 0:
                 entries = table_entries((offs_m + shift)[None, :] - offs_n[:, None], min_distance, num_distances)
-                gl.atomic_add(dtable_ptr + head * num_distances + entries, ds, sem="relaxed")
-        if HAS_CURVE_GRAD and not ONE_SIDED:
+                inside = (entries > 0) & (entries < num_distances - 1)  # the first and the last are of many pairs
+                gl.atomic_add(dtable_ptr + head * num_distances + entries, ds, mask=inside, sem="relaxed")
+                near_a += gl.sum(gl.where(entries == 0, ds, 0.0), 1)
+                near_b += gl.sum(gl.where(entries == num_distances - 1, ds, 0.0), 1)
+        if HAS_CURVE_GRAD and not ONE_SIDED:  # noqa: SIM102
             if uses_one == 0 or BIAS == LINEAR:
                 curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
                 distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
@@ -267,34 +264,38 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
             ds *= 1.0 - values * values
         ds_operand = gl.convert_layout(ds.to(dtype), p_layout)
         dv, ds_operand = warpgroup_mma_wait(0, deps=(dv, ds_operand))
-        mbarrier.wait(is_read.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1, pred=t > 0)
-        own_ds.store(gl.convert_layout(ds_operand, s_layout))
+        mbarrier.wait(bars.index(STAGES + (t - 1) % STAGES), ((t - 1) // STAGES) & 1, pred=t > 0)
+        ds_all.slice(GROUP * 64, 64).store(gl.convert_layout(ds_operand, s_layout))
         fence_async_shared()
-        mbarrier.arrive(ds_ready.index(0), count=1)
+        mbarrier.arrive(ds_ready, count=1)
         dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
         moments, of_queries = zero_moments, zero_moments
         if HAS_BIAS_GRAD:
             moments = warpgroup_mma(ds_operand, powers.permute((1, 0)), zero_moments, use_acc=False, is_async=True)
-        if AHEAD:
-            mbarrier.wait(q_ready.index(following), ((t + 1) // STAGES) & 1, pred=t + 1 < num_tiles)
-            next_q = q_tiles.index(following).reshape([64, HEAD_DIM])
-            products = warpgroup_mma(k, next_q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        mbarrier.wait(ds_ready.index(0), t & 1)
+        mbarrier.wait(ds_ready, t & 1)
         if HAS_SUM_GRAD and GROUP == 0:
-            of_queries = warpgroup_mma(ds_of_queries, ones.permute((1, 0)), zero_moments, use_acc=False, is_async=True)
-        dq = warpgroup_mma(ds_of_queries, k_half, zero_dq, use_acc=False, is_async=True)
-        if AHEAD:
-            dq, dk, ds_operand, products = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand, products))
-        else:
+            of_queries = warpgroup_mma(
+                ds_all.permute((1, 0)), ones.permute((1, 0)), zero_moments, use_acc=False, is_async=True
+            )
+        k_half = k_all.slice(GROUP * HALF, HALF, dim=1)
+        dq = warpgroup_mma(ds_all.permute((1, 0)), k_half, zero_dq, use_acc=False, is_async=True)
+        if HAS_BIAS_GRAD:
             dq, dk, ds_operand, moments, of_queries = warpgroup_mma_wait(
                 0, deps=(dq, dk, ds_operand, moments, of_queries)
             )
-        mbarrier.arrive(is_read.index(stage), count=1)
-        tma.store_wait(0)
+        else:
+            dq, dk, ds_operand = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand))
+        mbarrier.arrive(bars.index(STAGES + stage), count=1)
+        # The next products, in vain after the last tile, beside which the gradients of queries are stored.
+        mbarrier.wait(bars.index(following), ((t + 1) // STAGES) & 1, pred=t + 1 < num_tiles)
+        next_q = q_tiles.index(following).reshape([64, HEAD_DIM])
+        products = warpgroup_mma(k, next_q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        dq_tile = dq_tiles.index(GROUP * 2 + t % 2)
+        tma.store_wait(1)
         dq_tile.reshape([64, HALF]).store(dq)
         fence_async_shared()
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
-        is_last = u == tiles_per_head - 1
+        is_last = start == end
         if HAS_SUM_GRAD:
             sums_a -= moments
             if GROUP == 0:
@@ -312,9 +313,10 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
             sums_b += gl.where(start < ahead, 0.0, of_tile)
             if is_last:
                 dentries = dtable_ptr + head * num_distances
-                gl.atomic_add(dentries, gl.sum(gl.sum(sums_a, 1), 0), sem="relaxed")
-                gl.atomic_add(dentries + num_distances - 1, gl.sum(gl.sum(sums_b, 1), 0), sem="relaxed")
-                sums_a, sums_b = zero_moments, zero_moments
+                total_a, total_b = gl.sum(gl.sum(sums_a, 1), 0), gl.sum(gl.sum(sums_b, 1), 0)
+                gl.atomic_add(dentries, total_a + gl.sum(near_a, 0), sem="relaxed")
+                gl.atomic_add(dentries + num_distances - 1, total_b + gl.sum(near_b, 0), sem="relaxed")
+                sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
         if HAS_CURVE_GRAD:
             if uses_one or ONE_SIDED:
                 middle = (start + 32 + shift - first_own - gl.arange(0, 64, m_rows)).to(gl.float32)[:, None]
@@ -329,6 +331,9 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
                 gl.store(at, total / LOG2E if BIAS == LOG else total)
                 gl.store(at + 1, gl.sum(gl.sum(sums_b, 1), 0) + gl.sum(near_b, 0))
                 sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
+        head += is_last.to(gl.int32)
+        start = gl.where(is_last, low, start + 64)
+        products = warpgroup_mma_wait(0, deps=(products,))
     tma.store_wait(0)
     rows = first_own + gl.arange(0, 64, gl.SliceLayout(1, d_layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, d_layout))
@@ -339,8 +344,8 @@ def accumulate(keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, 
 
 @gluon.jit
 def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, dtable_ptr,
-                    dcurve_ptr, dq_sums_ptr, dk_sums_ptr, ranges_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr,
-                    slopes_ptr, curve_params_ptr, table_ptr,
+                    dcurve_ptr, dq_sums_ptr, dk_sums_ptr, ranges_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
+                    shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
                     num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                     stride_qh, stride_kh, stride_vh, stride_doh, stride_rangesb, stride_boundsb, stride_qposb,
                     stride_qposh, stride_kposb, stride_kposh, stride_shiftsb,
@@ -358,20 +363,24 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     num_kv_heads = num_heads // group_size
     block_id, kv_head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     first, row = block_id * BLOCK_N, batch.to(gl.int64)
-    k_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_N, HEAD_DIM], k_desc.layout)
-    v_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_N, HEAD_DIM], v_desc.layout)
+    k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_desc.layout)
+    v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 64, HEAD_DIM], q_desc.layout)
     do_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 64, HEAD_DIM], do_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], dtype)
-    ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, 64], ds_layout)
-    dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, 64, HEAD_DIM // 2], dq_desc.layout)
+    ds_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_N, 64], ds_layout)
+    dq_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, 64, HEAD_DIM // 2], dq_desc.layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], lse_desc.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], delta_desc.layout)
-    opened = barriers(1, 1), barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(1, 2)
+    # Of each stage whether it is loaded, then whether both warpgroups have read it; of keys; of gradients of scores.
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2 * STAGES + 2):
+        mbarrier.init(bars.index(i), count=1 if i < STAGES or i == 2 * STAGES else 2)
+    keys_ready = bars.index(2 * STAGES)
     fence_async_shared()
-    mbarrier.expect(opened[0].index(0), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(k_desc, [batch, first, kv_head * stride_kh], opened[0].index(0), k_tile)
-    tma.async_copy_global_to_shared(v_desc, [batch, first, kv_head * stride_vh], opened[0].index(0), v_tile)
+    mbarrier.expect(keys_ready, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(k_desc, [batch, first, kv_head * stride_kh], keys_ready, k_tile.index(0))
+    tma.async_copy_global_to_shared(v_desc, [batch, first, kv_head * stride_vh], keys_ready, v_tile.index(0))
     shift = gl.to_tensor(0)
     if BIAS != NO_BIAS and BIAS != SUMS:
         shift = gl.load(shifts_ptr + row * stride_shiftsb)
@@ -384,7 +393,7 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     # Keys and queries past the last are in masked tiles.
     outer = gl.where(first + BLOCK_N > num_keys, inner, gl.minimum(outer, num_queries // 64 * 64))
     tiles_per_head = (masked[6] - low) // 64 + masked[7]
-    segments = low, tiles_per_head, tiles_per_head * group_size, inner, outer, ahead, near
+    segments = low, low + (tiles_per_head - 1) * 64, tiles_per_head * group_size, inner, outer, ahead, near
     if BIAS == SUMS:
         q_pos_ptr += row * stride_qposb
         k_pos_ptr += row * stride_kposb
@@ -408,7 +417,7 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
         dk_sums_ptr += row * num_heads * num_keys
     dk_ptr += (row * num_keys * num_kv_heads + kv_head) * HEAD_DIM
     dv_ptr += (row * num_keys * num_kv_heads + kv_head) * HEAD_DIM
-    keys = k_tile.reshape([BLOCK_N, HEAD_DIM]), v_tile.reshape([BLOCK_N, HEAD_DIM])
+    keys = k_tile, v_tile
     tiles, mask = (q_tiles, do_tiles, lse_tiles, delta_tiles), (bounds_ptr + row * stride_boundsb, key_mask_ptr)
     descs = (q_desc, do_desc, lse_desc, delta_desc)
     sums, out = (dtable_ptr, dcurve_ptr, dq_sums_ptr, dk_sums_ptr, powers, ones), (dk_ptr, dv_ptr)
@@ -416,11 +425,13 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize([
-        (accumulate, (keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
-                      first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, FIRST, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP,
-                      HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD, HAS_SUM_GRAD)),
-        (accumulate, (keys, tiles, opened, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
-                      first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, SECOND, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP,
-                      HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD, HAS_SUM_GRAD)),
-        (load_queries, (descs, tiles, opened, batch, first_head, num_heads, stride_qh, stride_doh, segments, STAGES)),
+        (accumulate, (keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
+                      first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, FIRST,
+                      HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
+                      HAS_SUM_GRAD)),
+        (accumulate, (keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
+                      first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, SECOND,
+                      HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
+                      HAS_SUM_GRAD)),
+        (load_queries, (descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip

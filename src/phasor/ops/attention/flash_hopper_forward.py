@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -21,7 +22,6 @@ from phasor.ops.attention.flash_hopper_tiles import (
     barriers,
     capped_products,
     is_far,
-    load_by_tma,
     load_sums,
 )
 from phasor.ops.attention.flash_tiles import (
@@ -38,64 +38,66 @@ from phasor.ops.attention.flash_tiles import (
 
 
 @gluon.jit
-def load_keys(k_desc, v_desc, tiles, opened, batch, kv_head, stride_kh, stride_vh, segments, BLOCK_N: gl.constexpr,
-              STAGES: gl.constexpr):  # fmt: skip
+def load_keys(descs, tiles, opened, batch, kv_head, row, stride_kh, stride_vh, segments, BLOCK_N: gl.constexpr,
+              STAGES: gl.constexpr, HAS_SUMS: gl.constexpr):  # fmt: skip
     """Load keys and values, tile by tile, as soon as both warpgroups have read what lies in their place."""
-    k_tiles, v_tiles = tiles
+    k_desc, v_desc, sums_desc = descs
+    k_tiles, v_tiles, sums_tiles = tiles
     _, k_ready, v_ready, k_read, v_read = opened
     last, num_tiles = segments[0], segments[1]
     for t in range(num_tiles):
         stage, phase = t % STAGES, (t // STAGES) & 1
-        start = last - t * BLOCK_N
+        start, bar = last - t * BLOCK_N, k_ready.index(stage)
         mbarrier.wait(k_read.index(stage), phase ^ 1)
-        load_by_tma(k_desc, batch, start, kv_head * stride_kh, k_ready.index(stage), k_tiles.index(stage))
+        mbarrier.expect(bar, k_desc.block_type.nbytes + (sums_desc.block_type.nbytes if HAS_SUMS else 0))
+        tma.async_copy_global_to_shared(k_desc, [batch, start, kv_head * stride_kh], bar, k_tiles.index(stage))
+        if HAS_SUMS:
+            tma.async_copy_global_to_shared(sums_desc, [row, start], bar, sums_tiles.index(stage))
         mbarrier.wait(v_read.index(stage), phase ^ 1)
-        load_by_tma(v_desc, batch, start, kv_head * stride_vh, v_ready.index(stage), v_tiles.index(stage))
+        mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(
+            v_desc, [batch, start, kv_head * stride_vh], v_ready.index(stage), v_tiles.index(stage)
+        )
 
 
 @gluon.jit
-def key_column(bias, offs_n, num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):
-    """The part of the bias that keys bring, counted from the first query; nothing unless it is ONE_SIDED."""
+def key_column(sums_tile, bias, start, offs_n, num_keys, LAYOUT: gl.constexpr, BIAS: gl.constexpr,
+               ONE_SIDED: gl.constexpr):  # fmt: skip
+    """The part of the bias that keys bring, counted from the first query, `[1, keys]`; nothing unless ONE_SIDED."""
     k_pos_ptr, slope, shift, place, high, low = bias[1], bias[3], bias[5], bias[6], bias[7], bias[8]
-    if ONE_SIDED and BIAS == SUMS:
-        k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
-        column = slope * ((high - k_high) + (low - k_low))
+    if ONE_SIDED and BIAS == SUMS:  # a tile counts from its first key
+        k_pos_ptr += gl.minimum(start, num_keys - 1)
+        k_high, k_low = gl.load(k_pos_ptr), gl.load(k_pos_ptr + num_keys)
+        column = slope * ((high - k_high) + (low - k_low) - sums_tile.load(LAYOUT))
     elif ONE_SIDED:
-        column = slope * (offs_n - shift - place).to(gl.float32)
+        column = (slope * (offs_n - shift - place).to(gl.float32))[None, :]
     else:
         column = offs_n
     return column
 
 
 @gluon.jit
-def add_bias(scores, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N: gl.constexpr, BIAS: gl.constexpr,
-             ONE_SIDED: gl.constexpr):  # fmt: skip
+def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N: gl.constexpr,
+                  BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
     """Scores with their bias; without what all keys of a query share, where it is ONE_SIDED."""
-    row_ptr, slope, curve_param, shift, min_distance, num_distances = (
-        bias[2],
-        bias[3],
-        bias[4],
-        bias[5],
-        bias[9],
-        bias[10],
-    )
+    row_ptr, slope, curve_param, shift, min_distance, num_distances = bias[2:6] + bias[9:11]
     if ONE_SIDED:
-        scores += column[None, :]
+        scores = products * factor + column
     elif BIAS == TABLE:
         inner, outer, near, ahead, behind_bias, ahead_bias = segments[2:]
         uses_one = (start >= inner) & (start < outer) & ((start < near) | (start >= ahead))
-        scores += gl.where(uses_one, gl.where(start < near, behind_bias, ahead_bias), 0.0)
+        scores = products * factor + gl.where(uses_one, gl.where(start < near, behind_bias, ahead_bias), 0.0)
         if not uses_one:
             distance = (offs_m + shift)[:, None] - offs_n[None, :]
             scores += gl.load(row_ptr + table_entries(distance, min_distance, num_distances))
-    elif BIAS != NO_BIAS:
-        row = (offs_m + shift - start).to(gl.float32)
-        column = (offs_n - start).to(gl.float32)
-        least = first + shift - start - BLOCK_N + 1
-        if BIAS != LINEAR and is_far(least, BLOCK_N, curve_param, BIAS):
-            scores = add_far_curve(scores, row - BLOCK_N // 2, column - BLOCK_N // 2, slope, curve_param, 0, BIAS)
+    else:
+        row, columns = (offs_m + shift - start).to(gl.float32), offs_n - start
+        if BIAS != LINEAR and is_far(first + shift - start - BLOCK_N + 1, BLOCK_N, curve_param, BIAS):
+            middle: gl.constexpr = BLOCK_N // 2
+            scores = add_far_curve(products, factor, row - middle, columns, middle, slope, curve_param, 0, BIAS)
         else:
-            scores -= slope * curve(row[:, None] - column[None, :], curve_param, BIAS)
+            distance = row[:, None] - columns.to(gl.float32)[None, :]
+            scores = products * factor - slope * curve(distance, curve_param, BIAS)
     return scores
 
 
@@ -108,8 +110,8 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
     """
     scores, factor = capped_products(qk, scale, softcap, HAS_SOFTCAP)
     if BIAS != NO_BIAS:
-        scores = add_bias(
-            scores * factor, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N, BIAS, ONE_SIDED
+        scores = biased_scores(
+            scores, factor, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N, BIAS, ONE_SIDED
         )
     inner, outer = segments[2], segments[3]
     if start < inner or start >= outer:
@@ -132,16 +134,16 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
 
 
 @gluon.jit
-def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads, scale,
-           softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-           BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
+           scale, softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
+           STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
            HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """The outputs of one warpgroup's 64 queries, those of number GROUP."""
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     out_rows: gl.constexpr = gl.SliceLayout(1, out_layout)
-    k_tiles, v_tiles = tiles
+    k_tiles, v_tiles, sums_tiles = tiles
     q_ready, k_ready, v_ready, k_read, v_read = opened
     bounds_ptr, key_mask_ptr = mask
     last, num_tiles = segments[0], segments[1]
@@ -170,7 +172,7 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
     mbarrier.wait(q_ready.index(0), 0)
     mbarrier.wait(k_ready.index(0), 0)
     offs_n = last + columns
-    column = key_column(bias, offs_n, num_keys, BIAS, ONE_SIDED)
+    column = key_column(sums_tiles.index(0), bias, last, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
     k = k_tiles.index(0).reshape([BLOCK_N, HEAD_DIM])
     qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
     qk = warpgroup_mma_wait(0, deps=(qk,))
@@ -190,7 +192,7 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         mbarrier.wait(v_ready.index(before), ((t - 1) // STAGES) & 1)
         v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
         acc = warpgroup_mma(p, v, acc, is_async=True)
-        column = key_column(bias, offs_n, num_keys, BIAS, ONE_SIDED)
+        column = key_column(sums_tiles.index(stage), bias, start, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
         qk = warpgroup_mma_wait(1, deps=(qk,))
         mbarrier.arrive(k_read.index(stage), count=1)
         p_next, m_i, l_i, alpha = tile_weights(
@@ -220,8 +222,8 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
 
 
 @gluon.jit
-def forward_kernel(q_desc, k_desc, v_desc, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr, shifts_ptr,
-                   slopes_ptr, curve_params_ptr, table_ptr, sink_logits_ptr,
+def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr,
+                   k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, sink_logits_ptr,
                    num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                    stride_qh, stride_kh, stride_vh, stride_boundsb, stride_qposb, stride_qposh, stride_kposb,
                    stride_kposh, stride_shiftsb,
@@ -239,9 +241,14 @@ def forward_kernel(q_desc, k_desc, v_desc, out_ptr, lse_ptr, bounds_ptr, key_mas
     q_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_M, HEAD_DIM], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_N, HEAD_DIM], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_N, HEAD_DIM], v_desc.layout)
+    HAS_SUMS: gl.constexpr = BIAS == SUMS
+    sums_tiles = v_tiles
+    if HAS_SUMS:
+        sums_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_N], sums_desc.layout)
     opened = barriers(1, 1), barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 2)
     fence_async_shared()
-    load_by_tma(q_desc, batch, first, head * stride_qh, opened[0].index(0), q_tile)
+    mbarrier.expect(opened[0].index(0), q_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(q_desc, [batch, first, head * stride_qh], opened[0].index(0), q_tile)
     row = batch.to(gl.int64)
     offs_m = first + gl.arange(0, BLOCK_M, gl.BlockedLayout([1], [32], [4], [0]))
     valid_m = offs_m < num_queries
@@ -278,8 +285,8 @@ def forward_kernel(q_desc, k_desc, v_desc, out_ptr, lse_ptr, bounds_ptr, key_mas
     out_ptr += (row * num_queries * num_heads + head) * HEAD_DIM
     lse_ptr += (row * num_heads + head) * num_queries
     q = q_tile.reshape([BLOCK_M, HEAD_DIM])
-    tiles, mask = (k_tiles, v_tiles), (bounds_ptr, key_mask_ptr)
-    kv_head = head // group_size
+    tiles, mask, descs = (k_tiles, v_tiles, sums_tiles), (bounds_ptr, key_mask_ptr), (k_desc, v_desc, sums_desc)
+    kv_head, sums_row = head // group_size, batch * num_heads + head
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize([
@@ -289,5 +296,6 @@ def forward_kernel(q_desc, k_desc, v_desc, out_ptr, lse_ptr, bounds_ptr, key_mas
         (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
                   scale, softcap, sink, SECOND, BLOCK_N, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
                   HAS_KEY_MASK)),
-        (load_keys, (k_desc, v_desc, tiles, opened, batch, kv_head, stride_kh, stride_vh, segments, BLOCK_N, STAGES)),
+        (load_keys, (descs, tiles, opened, batch, kv_head, sums_row, stride_kh, stride_vh, segments, BLOCK_N, STAGES,
+                     HAS_SUMS)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -1,8 +1,8 @@
-"""What the kernels of attention for Hopper GPUs share: tiles of shared memory, and the bias of a tile's scores.
+"""What the kernels of attention for Hopper GPUs share: barriers, sums, and biases that are polynomials in far tiles.
 
-These kernels are written in Gluon, the language of Triton in which a program says itself where data lies and which warps
-do what: one warp loads tiles by TMA, two warpgroups multiply them, and the softmax of one runs beside the products of the
-other.
+These kernels are written in Gluon, the language of Triton in which a program says itself where data lies and which
+warps do what: one warp loads tiles by TMA, two warpgroups multiply them, and the softmax of one runs beside the
+products of the other.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from phasor.ops.attention.flash_tiles import LOG, LOG2E, fast_tanh
 
@@ -22,13 +22,6 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     for i in gl.static_range(COUNT):
         mbarrier.init(bars.index(i), count=ARRIVALS)
     return bars
-
-
-@gluon.jit
-def load_by_tma(desc, row, start, column, bar, tile):
-    """Load a tile `[1, tokens, features]`; zeros past the last token. The barrier opens when it is there."""
-    mbarrier.expect(bar, desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [row, start, column], bar, tile)
 
 
 @gluon.jit
@@ -62,29 +55,38 @@ def is_far(least, WIDTH: gl.constexpr, curve_param, BIAS: gl.constexpr):
 
 @gluon.jit
 def far_curve(distance, curve_param, BIAS: gl.constexpr):
-    """The curve at a distance `d + j` as `a0 + b x (c1 + c2 x + c3 x^2)`, `x = g j`; then `u`, of which g is a share."""
+    """The curve at a distance `d + j` as `a0 + a1 j + a2 j^2 + a3 j^3`; then u and g, the inverse scale of j."""
     if BIAS == LOG:
         u = 1.0 + curve_param * distance
         g = curve_param / u
-        a0, b = gl.log2(u), distance * 0.0 + LOG2E
-        c1, c2, c3 = curve_param * 0.0 + 1.0, curve_param * 0.0 - 0.5, curve_param * 0.0 + 1.0 / 3.0
+        a0, b = gl.log2(u), LOG2E
+        c2, c3 = -0.5, 1.0 / 3.0
+        a1 = b * g
     else:
         u = distance
         g = 1.0 / distance
         a0 = gl.exp2(curve_param * gl.log2(distance))
         b = a0
-        c1, c2 = curve_param, curve_param * (curve_param - 1.0) * 0.5
+        a1 = curve_param * b * g
+        c2 = curve_param * (curve_param - 1.0) * 0.5
         c3 = c2 * (curve_param - 2.0) * (1.0 / 3.0)
-    return a0, b, g, c1, c2, c3, u
+    return a0, a1, c2 * b * g * g, c3 * b * g * g * g, u, g
 
 
 @gluon.jit
-def add_far_curve(scores, distance, columns, slope, curve_param, Q_DIM: gl.constexpr, BIAS: gl.constexpr):
-    """Scores minus slope times the curve; distances, those of the middle columns, are given by row.
+def add_far_curve(products, factor, distance, columns, middle, slope, curve_param, Q_DIM: gl.constexpr,
+                  BIAS: gl.constexpr):  # fmt: skip
+    """Scores of products of queries and keys, minus slope times the curve.
 
-    They grow along `columns`, which are counted from the middle, where queries are along dimension Q_DIM 1.
+    Distances are given by row, for the column `middle`; they grow along columns where queries are along dimension 1.
     """
-    a0, b, g, c1, c2, c3, _ = far_curve(distance, curve_param, BIAS)
-    j = columns if Q_DIM == 1 else -columns
-    x = g[:, None] * j[None, :]
-    return (scores - (slope * a0)[:, None]) - ((slope * b * g)[:, None] * j[None, :]) * (c1 + x * (c2 + x * c3))
+    a0, a1, a2, a3, _, _ = far_curve(distance, curve_param, BIAS)
+    a0, a1, a2, a3 = -slope * a0[:, None], -slope * a1[:, None], -slope * a2[:, None], -slope * a3[:, None]
+    if Q_DIM == 0:
+        a1, a3 = -a1, -a3
+    # A thread's own part of a column, 0 to 6, and one that is the same for all threads, which the compiler knows.
+    own, rest = (columns & 6).to(gl.float32)[None, :], ((columns & ~6) - middle).to(gl.float32)[None, :]
+    b0 = a0 + own * (a1 + own * (a2 + own * a3))
+    b1 = a1 + own * (2.0 * a2 + own * (3.0 * a3))
+    b2 = a2 + own * (3.0 * a3)
+    return (products * factor + b0) + rest * (b1 + rest * (b2 + rest * a3))

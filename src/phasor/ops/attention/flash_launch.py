@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from phasor.ops.attention import flash_hopper
-from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, output_dtype
+from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, FlashLayout, output_dtype
 from phasor.ops.attention.flash_dkdv_kernel import dkdv_kernel
 from phasor.ops.attention.flash_dq_kernel import delta_kernel, dq_kernel
 from phasor.ops.attention.flash_forward_kernel import forward_kernel
@@ -37,29 +37,6 @@ from phasor.ops.attention.intervals import query_ranges
 from phasor.ops.launch import KernelLauncher, cdiv, contiguous, empty_dense, next_power_of_2
 
 Launch = tuple[tuple[int, ...], dict[str, Any]]  # the grid, and by name the scalars and options
-
-
-class FlashLayout(NamedTuple):
-    """All that the grids and scalars of the kernels depend on: sizes, strides and options."""
-
-    q_shape: Sequence[int]
-    q_strides: Sequence[int]
-    k_shape: Sequence[int]
-    k_strides: Sequence[int]
-    v_strides: Sequence[int]
-    two_intervals: bool
-    row_strides: tuple[int, ...]  # of bounds, positions of queries and of keys, shifts, and inverse spans
-    head_strides: tuple[int, int]  # of positions of queries and of keys, where they are sums; else 0
-    has_key_mask: bool
-    bias: int
-    num_knots: int
-    num_distances: int
-    one_sided: bool
-    min_distance: int
-    use_rows: bool
-    sum_weights: bool
-    scale: float
-    softcap: float
 
 
 def flash_layout(args: FlashArgs) -> FlashLayout:
@@ -285,7 +262,7 @@ def backward(
     of_table = bias_needs_grad and args.table is not None
     needs = BiasNeeds(of_table, bias_needs_grad and not (of_table or of_sums), of_sums)
     ranges = key_block_ranges(args.bounds, args.k.shape[1], args.q) if args.ranges is None else args.ranges
-    if flash_hopper.takes_backward(args, layout, grad):
+    if flash_hopper.takes_backward(args, layout, grad, needs):
         found = flash_hopper.backward(args, layout, grad, lse, delta, ranges, needs)
     else:
         found = backward_by_queries_and_keys(args, layout, grad, grad_weights, lse, delta, ranges, needs)

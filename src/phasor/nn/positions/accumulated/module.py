@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
-from phasor.nn.norm import at_least_float32
 from phasor.nn.positions.accumulated.config import AccumulatedRotaryConfig
 from phasor.nn.positions.base import Position, layers_with
 from phasor.nn.positions.phase import ROTATION, increments
 from phasor.nn.positions.sums import Steps, Sums, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
+from phasor.ops.linear_float32 import linear_float32
 from phasor.ops.rope import rotate_pairs_ref
 
 LEARNED_BITS = 52  # of the learned part of a step, in fractions of a rotation: all that float64 has
@@ -82,8 +82,7 @@ class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
     def steps(self, x: Tensor, weights: tuple[Tensor], prepared: Tensor | None) -> Steps:
         """What the tokens of a layer's input `[B, T, dim]` add to the angles, in fractions of a rotation."""
         with no_autocast(x):
-            x = at_least_float32(x)
-            radians = self.own_heads(nn.functional.linear(x, weights[0].to(x.dtype)))
+            radians = self.own_heads(linear_float32(x, weights[0]))
         turns = radians.detach().double() / (2 * math.pi)
         learned = ((turns - turns.round()) * 2**LEARNED_BITS).round().to(torch.int64) * 2 ** (64 - LEARNED_BITS)
         own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)

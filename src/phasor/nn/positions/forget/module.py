@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
-from phasor.nn.norm import at_least_float32
 from phasor.nn.positions.base import Position, layers_with, relative_init_std
 from phasor.nn.positions.forget.config import ForgetGateConfig
 from phasor.nn.positions.sums import Steps, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import SumBias
+from phasor.ops.linear_float32 import linear_float32
 
 UNIT = 2.0**-32  # of the sums, in nats: a difference may be as large as 2^31 nats
 LEAST = -1024.0  # of the logarithm of a gate: its exponential is 0 in any dtype
@@ -53,8 +53,7 @@ class ForgetGate(Position, config=ForgetGateConfig):
     def steps(self, x: Tensor, weights: tuple[Tensor, Tensor], prepared: Tensor | None) -> Steps:
         """The logarithms of the gates of a layer's input `[B, T, dim]`."""
         with no_autocast(x):
-            x = at_least_float32(x)
-            logits = nn.functional.linear(x, *(weight.to(x.dtype) for weight in weights))
+            logits = linear_float32(x, *weights)
             logs = nn.functional.logsigmoid(self.own_heads(logits)).clamp(min=LEAST)
         return Steps((logs.detach().double() / UNIT).round().to(torch.int64), logs).mask_padding(prepared)
 
