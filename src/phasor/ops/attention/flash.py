@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from phasor.ops import dispatch
 from phasor.ops.attention import intervals
 from phasor.ops.attention.bias import DistanceBias, SumBias
+from phasor.ops.attention.combine import combine
 from phasor.ops.attention.fire_bias import FIREBias
 from phasor.ops.attention.flash_args import FlashArgs, output_dtype
 from phasor.ops.attention.mask import Mask
@@ -155,18 +155,15 @@ def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor
     queries, keys, near = score_mod.query_positions, score_mod.key_positions, score_mod.near
     assert queries is not None and keys is not None and near is not None  # noqa: PT018
     pieces = [(args.q, args.k, near), *((p.queries, p.keys, p.span) for p in score_mod.pieces)]
-    outs, lses = [], []
+    so_far: tuple[Tensor, Tensor] | None = None
     for q, k, span in pieces:
         bounds = intervals.restrict(args.bounds, span, mask, queries, keys)
         q, k = q.to(args.q.dtype), k.to(args.k.dtype)
         out, lse, _ = interval_attention(args._replace(q=q, k=k, bounds=bounds, ranges=None))
-        outs.append(out)
-        lses.append(lse.masked_fill(lse == float("inf"), float("-inf")))  # no key of this piece
+        so_far = (out, lse) if so_far is None else combine(*so_far, out, lse)
         args = args._replace(sink_logits=None)  # which take part once
-    weights = (torch.stack(lses) * math.log(2.0)).softmax(0).nan_to_num()  # [pieces, B, H, T]
-    y = sum(out * weight.mT[..., None] for out, weight in zip(outs, weights, strict=True))
-    assert isinstance(y, Tensor)
-    return y.to(args.q.dtype)
+    assert so_far is not None
+    return so_far[0].to(args.q.dtype)
 
 
 @custom_op("phasor::interval_attention")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, FlashLayout
-from phasor.ops.dispatch import must_be_deterministic
+from phasor.ops.dispatch import forced_path, must_be_deterministic
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
 
 BLOCK_M = 128  # queries of a program of the forward pass; two warpgroups have half of them each
@@ -23,7 +23,7 @@ BLOCK_N = 128  # keys of a tile of the forward pass, and of a program of the bac
 ROWS = 64  # queries of a tile of the backward pass
 STAGES = 2
 LOG2E = math.log2(math.e)
-MIN_QUERIES = 256  # fewer are done before their descriptors are made
+MIN_PAIRS = 2**28  # of queries and keys of all heads: fewer are done before their descriptors are made
 HEAD_DIMS = (64, 128)
 BACKWARD_HEAD_DIMS = (128,)
 
@@ -49,7 +49,7 @@ def takes(args: FlashArgs, layout: FlashLayout) -> bool:
     return (
         q.dtype in (torch.bfloat16, torch.float16)
         and q.shape[-1] in HEAD_DIMS
-        and q.shape[1] >= MIN_QUERIES
+        and (q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1] >= MIN_PAIRS or forced_path() == "triton")
         and is_available(q.device)
         and args.scale > 0
         and by_index

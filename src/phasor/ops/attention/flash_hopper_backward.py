@@ -247,19 +247,6 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         dv = warpgroup_mma(p_operand, do, dv, is_async=True)
         dp, p_operand = warpgroup_mma_wait(1, deps=(dp, p_operand))
         ds = p * (dp - delta_tiles.index(stage).load(s_layout))
-        if HAS_TABLE_GRAD:  # noqa: SIM102 (the first is known when the kernel is compiled, the second is not)
-            if uses_one == 0:
-                entries = table_entries((offs_m + shift)[None, :] - offs_n[:, None], min_distance, num_distances)
-                inside = (entries > 0) & (entries < num_distances - 1)  # the first and the last are of many pairs
-                gl.atomic_add(dtable_ptr + head * num_distances + entries, ds, mask=inside, sem="relaxed")
-                near_a += gl.sum(gl.where(entries == 0, ds, 0.0), 1)
-                near_b += gl.sum(gl.where(entries == num_distances - 1, ds, 0.0), 1)
-        if HAS_CURVE_GRAD and not ONE_SIDED:  # noqa: SIM102
-            if uses_one == 0 or BIAS == LINEAR:
-                curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
-                distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
-                near_a += gl.sum(ds * curve(distance, curve_param, BIAS), 1)
-                near_b += gl.sum(ds * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SOFTCAP and BIAS != NO_BIAS:
             ds *= 1.0 - values * values
         ds_operand = gl.convert_layout(ds.to(dtype), p_layout)
@@ -296,6 +283,21 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         fence_async_shared()
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
         is_last = start == end
+        if HAS_TABLE_GRAD or (HAS_CURVE_GRAD and not ONE_SIDED):  # noqa: SIM102 (the second is not known to compilers)
+            if uses_one == 0:  # element by element
+                ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
+                if BIAS == TABLE:
+                    entries = table_entries((offs_m + shift)[None, :] - offs_n[:, None], min_distance, num_distances)
+                    inside = (entries > 0) & (entries < num_distances - 1)  # the first and the last are of many pairs
+                    dentries = dtable_ptr + head * num_distances
+                    gl.atomic_add(dentries + entries, ds_values, mask=inside, sem="relaxed")
+                    near_a += gl.sum(gl.where(entries == 0, ds_values, 0.0), 1)
+                    near_b += gl.sum(gl.where(entries == num_distances - 1, ds_values, 0.0), 1)
+                else:
+                    curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
+                    distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
+                    near_a += gl.sum(ds_values * curve(distance, curve_param, BIAS), 1)
+                    near_b += gl.sum(ds_values * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SUM_GRAD:
             sums_a -= moments
             if GROUP == 0:
@@ -312,10 +314,10 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             sums_a += gl.where(start < ahead, of_tile, 0.0)
             sums_b += gl.where(start < ahead, 0.0, of_tile)
             if is_last:
-                dentries = dtable_ptr + head * num_distances
+                dtable_row = dtable_ptr + head * num_distances
                 total_a, total_b = gl.sum(gl.sum(sums_a, 1), 0), gl.sum(gl.sum(sums_b, 1), 0)
-                gl.atomic_add(dentries, total_a + gl.sum(near_a, 0), sem="relaxed")
-                gl.atomic_add(dentries + num_distances - 1, total_b + gl.sum(near_b, 0), sem="relaxed")
+                gl.atomic_add(dtable_row, total_a + gl.sum(near_a, 0), sem="relaxed")
+                gl.atomic_add(dtable_row + num_distances - 1, total_b + gl.sum(near_b, 0), sem="relaxed")
                 sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
         if HAS_CURVE_GRAD:
             if uses_one or ONE_SIDED:

@@ -88,8 +88,13 @@ def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, 
         uses_one = (start >= inner) & (start < outer) & ((start < near) | (start >= ahead))
         scores = products * factor + gl.where(uses_one, gl.where(start < near, behind_bias, ahead_bias), 0.0)
         if not uses_one:
-            distance = (offs_m + shift)[:, None] - offs_n[None, :]
-            scores += gl.load(row_ptr + table_entries(distance, min_distance, num_distances))
+            columns, least = offs_n - start, first + shift - start - BLOCK_N + 1 - min_distance
+            if least >= 0 and least + BLOCK_N + 64 <= num_distances:  # a thread's entries lie at known places
+                own = row_ptr + ((offs_m + shift - start - min_distance)[:, None] - (columns & 6)[None, :])
+                scores += gl.load(own - (columns & ~6)[None, :])
+            else:
+                distance = (offs_m + shift)[:, None] - offs_n[None, :]
+                scores += gl.load(row_ptr + table_entries(distance, min_distance, num_distances))
     else:
         row, columns = (offs_m + shift - start).to(gl.float32), offs_n - start
         if BIAS != LINEAR and is_far(first + shift - start - BLOCK_N + 1, BLOCK_N, curve_param, BIAS):
@@ -136,8 +141,8 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
 @gluon.jit
 def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
            scale, softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
-           STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
-           HAS_KEY_MASK: gl.constexpr):  # fmt: skip
+           STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+           HAS_SINKS: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """The outputs of one warpgroup's 64 queries, those of number GROUP."""
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])

@@ -11,7 +11,8 @@ from phasor.nn.checks import can_check_values
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
 from phasor.nn.positions.rotary.module import Angles, Rotary, headwise
 from phasor.ops.attention import Mask, ScoreMod, ScorePiece
-from phasor.ops.rope import RopeArgs, rotate_pairs
+from phasor.ops.constants import constant
+from phasor.ops.rope import RopeArgs, rope_kernel, rope_kernel_why_not, rotate_pairs
 
 
 def counts_up(positions: Tensor) -> bool:
@@ -47,6 +48,10 @@ class PiecewiseRotary(Rotary):
 
     def rotate_by(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotated heads `[B, T, H, D]`, rotated further by positions `[B or 1, T]` of either sign."""
+        if rope_kernel_why_not(positions, x) is None:
+            args = self.rotary_args(None, x.device)
+            factor = constant((1.0,), x.device, torch.float32)
+            return rope_kernel(x, x[:, :, :0], RopeArgs(positions, args.increments, factor), self.config.pairing)[0]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = (headwise(part) for part in self._cos_sin(positions, None, dtype))
         return rotate_pairs(x, cos, sin, self.config.pairing)
