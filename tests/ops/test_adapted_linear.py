@@ -105,6 +105,23 @@ def test_nothing_is_copied_to_be_added_to(kind):
     assert "aten::addmm" not in names
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_add_products_and_read_a_gradient_once(kind, monkeypatch):
+    kernels, ran = pytest.importorskip("phasor.ops.low_rank_kernels"), []
+    for name in ("add_product", "gradients"):
+        kernel = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, name=name, kernel=kernel: ran.append(name) or kernel(*args))
+    args = draw(kind, (64, 72, 8), torch.float16, (70,))
+    with dispatch.force_path("triton"):
+        ours = with_gradients(ops.adapted_linear, *args)
+    assert ran == (["add_product"] if kind == "plain" else []) + ["gradients", "add_product"]
+    x, matrix, A, B = args
+    weight = dequantize(matrix, torch.float16).double()
+    exact = with_gradients(composed, *(t.detach().double().requires_grad_() for t in (x, weight, A, B)))
+    for mine, wanted in zip(ours, exact, strict=True):  # rounded to 2^-12 of the larger terms, a few times
+        assert (mine.double() - wanted).norm() < 2e-3 * wanted.norm()
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gated", [False, True])

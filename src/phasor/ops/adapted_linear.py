@@ -15,6 +15,7 @@ from torch import Tensor
 
 from phasor.ops.custom_op import CustomOp, save_record, saved_record
 from phasor.ops.glu.glu import glu_op
+from phasor.ops.low_rank import add_product, low_rank_gradients
 from phasor.ops.quantized import NF4_LINEAR, FrozenMatrix, Int8Matrix, NF4Matrix, dequantize, dequantize_into
 from phasor.ops.quantized.frozen import MAX_ROWS
 from phasor.ops.quantized.nf4 import BLOCK_SIZE
@@ -50,7 +51,7 @@ def project(x: Tensor, low: Tensor, matrix: HeldMatrix, B: Tensor) -> Tensor:
         both[:, inputs:] = B
         return torch.cat((x, low), dim=1) @ both.t()
     y: Tensor = NF4_LINEAR(x, matrix) if isinstance(matrix, NF4Matrix) else x @ weight_of(matrix, x.dtype).t()
-    return y.addmm_(low, B.t())
+    return add_product(y, low, B.t())
 
 
 def project_back(dy: Tensor, dlow: Tensor, matrix: HeldMatrix, A: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def project_back(dy: Tensor, dlow: Tensor, matrix: HeldMatrix, A: Tensor) -> Ten
         dequantize_into(matrix, both[:outputs])
         both[outputs:] = A
         return torch.cat((dy, dlow), dim=1) @ both
-    return (dy @ weight_of(matrix, dy.dtype)).addmm_(dlow, A)
+    return add_product(dy @ weight_of(matrix, dy.dtype), dlow, A)
 
 
 def is_one_product(x: Tensor, rank: int, outputs: int) -> bool:
@@ -90,7 +91,7 @@ def define_op(name: str, kind: type[HeldMatrix]) -> CustomOp:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of x, which is empty unless it or the activation's is needed, and of both factors."""
         dy, h = dy.reshape(-1, len(B)), x.reshape(-1, x.shape[-1])
-        dlow, dB = dy @ B, dy.t() @ low
+        dlow, dB = low_rank_gradients(dy, low, B)
         dx = dy.new_empty(0)
         if needs_dx or activation is not None:
             dx = project_back(dy, dlow, matrix, A)
