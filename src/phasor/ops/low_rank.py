@@ -63,7 +63,7 @@ def gradients_why_not(dy: Tensor, low: Tensor, B: Tensor) -> str | None:
     if reason is None and dy.numel() == 0:
         return "there is nothing to sum"
     if reason is None and dy.is_cuda:
-        shared = torch.cuda.get_device_properties(dy.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+        shared = getattr(torch.cuda.get_device_properties(dy.device), "shared_memory_per_block_optin", 0)
         return None if shared >= SHARED_MEMORY else f"{shared} bytes of shared memory are too few"
     return reason
 

@@ -19,6 +19,7 @@ from phasor.ops.quantized import (
     quantize_nf4_ref,
 )
 from phasor.ops.quantized.nf4 import block_scales, dynamic_map, nf4_code
+from phasor.ops.quantized.nf4_dequantize import NF4_DEQUANTIZE
 
 CPU = torch.device("cpu")
 SHAPES = [(48, 128), (33, 100), (7, 6), (300, 192)]
@@ -94,16 +95,30 @@ def test_it_is_its_reference(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(7, 64), (33, 100), (130, 192)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 64), (33, 104), (130, 192)], ids=str)
 def test_the_kernel_dequantizes_to_the_same_bits(shape, dtype):
     matrix = quantize_nf4(weight_of(shape, seed=4).to(DEVICE))
-    expected = dequantize(matrix, torch.float32)
+    with dispatch.force_path("reference"):
+        expected = dequantize(matrix, torch.float32)
     with dispatch.force_path("triton"):
+        assert NF4_DEQUANTIZE.choose(matrix, dtype, None).name == "NF4 kernel"
         found = dequantize(matrix, dtype)
     if dtype == torch.float32:
         assert torch.equal(found, expected)
     else:  # the interpreter cuts off where a GPU rounds: one unit in the last place, 2^-7 relative
         torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=0)
+
+
+def test_bytes_that_are_no_whole_words_are_looked_up_in_tables():
+    odd, part = (quantize_nf4(weight_of(shape, seed=4).to(DEVICE)) for shape in ((33, 100), (4, 4)))
+    part = part._replace(values=part.values[1:3])  # begins at the third byte
+    with dispatch.force_path("triton"):
+        for matrix in (odd, part):
+            name, reasons = NF4_DEQUANTIZE.explain(matrix, torch.float32, None)
+            assert (name, reasons["NF4 kernel"]) == (
+                "table lookups",
+                "its bytes do not begin and end at multiples of 4",
+            )
 
 
 @pytest.mark.parametrize("quantize", [quantize_nf4, quantize_int8])

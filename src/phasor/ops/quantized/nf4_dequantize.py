@@ -16,6 +16,8 @@ from phasor.ops.quantized.nf4 import (
     nf4_code,
 )
 
+WORD = 4  # bytes that the kernel reads at once
+
 
 def dequantize_in_torch(matrix: NF4Matrix, dtype: torch.dtype, output: Tensor | None) -> Tensor:
     """The matrix by table lookups."""
@@ -39,6 +41,8 @@ def dequantize_why_not(matrix: NF4Matrix, dtype: torch.dtype, output: Tensor | N
     reason = triton_why_not(matrix.values)
     if reason is not None:
         return reason
+    if matrix.values.numel() % WORD or matrix.values.storage_offset() % WORD:
+        return f"its bytes do not begin and end at multiples of {WORD}"
     if output is not None and output.stride(0) > matrix.inputs and matrix.inputs % BLOCK_SIZE:
         return f"blocks of {BLOCK_SIZE} weights cross rows of {matrix.inputs}, which are not one after another"
     return None if dtype in KERNEL_DTYPES else f"{str(dtype)[6:]} has no kernel"

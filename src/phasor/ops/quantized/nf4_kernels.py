@@ -18,9 +18,9 @@ from phasor.ops.launch import KernelLauncher, cdiv
 from phasor.ops.quantized.nf4 import BLOCK_SIZE, NESTED_BLOCK_SIZE, NF4Matrix, dynamic_map, nf4_code
 
 SCALE_GROUP = tl.constexpr(BLOCK_SIZE)
-SCALE_BYTES = tl.constexpr(BLOCK_SIZE // 2)
+SCALE_WORDS = tl.constexpr(BLOCK_SIZE // 8)
 NESTED = tl.constexpr(NESTED_BLOCK_SIZE)
-BYTES = 2048  # of a program that dequantizes
+WORDS = 512  # of a program that dequantizes
 ROUNDED = {"enable_fp_fusion": False}  # a product is rounded before it is added to, as in bitsandbytes and on a CPU
 
 
@@ -41,22 +41,27 @@ def look_up(w, code_ptr):
 
 @triton.jit
 def nf4_dequantize_kernel(
-    y_ptr, values_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_bytes, K,
+    y_ptr, words_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_words, K,
     PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`y [2 num_bytes]` of bytes, two weights each; with PAD elements after rows of K, which are whole blocks then."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    offs = start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_BYTES + tl.arange(0, SCALE_BYTES)[None, :]
-    blocks = start // SCALE_BYTES + tl.arange(0, BLOCK // SCALE_BYTES)
-    scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, blocks * SCALE_BYTES < num_bytes)
-    first, second = look_up(tl.load(values_ptr + offs, mask=offs < num_bytes, other=0), code_ptr)
-    y = tl.reshape(tl.join(first * scale[:, None], second * scale[:, None]), [BLOCK // SCALE_BYTES, SCALE_GROUP])
-    first_y = 2 * start + tl.arange(0, BLOCK // SCALE_BYTES)[:, None] * SCALE_GROUP
-    offs_y = first_y + tl.arange(0, SCALE_GROUP)[None, :]
-    mask = offs_y < 2 * num_bytes
+    """`y [8 num_words]` of int32, eight weights each; with PAD elements after rows of K, which are whole blocks then.
+
+    A thread writes the weights of a word at once, in 16 bits, and looks their values up in shared memory.
+    """
+    words = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = words < num_words
+    blocks = words // SCALE_WORDS
+    w = tl.load(words_ptr + words, mask=inside, other=0)
+    scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, inside)
+    nibbles = tl.arange(0, 8)[None, :] ^ 1  # the upper half of a byte comes first
+    places = (w[:, None] >> nibbles * 4) & 15
+    code = tl.load(code_ptr + tl.arange(0, 16))
+    y = tl.reshape(tl.gather(code, tl.reshape(places, [BLOCK * 8]), 0), [BLOCK, 8]) * scale[:, None]
+    first_y = words.to(tl.int64) * 8
     if PAD > 0:
-        offs_y += first_y // K * PAD
-    tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=mask)
+        first_y += blocks // (K // SCALE_GROUP) * PAD
+    offs_y = first_y[:, None] + tl.arange(0, 8)[None, :]
+    tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
@@ -95,9 +100,9 @@ def tables_of(matrix: NF4Matrix) -> dict[str, Tensor]:
     return tensors | {"code_ptr": nf4_code(device), "map_ptr": dynamic_map(device)}
 
 
-def prepare_dequantize(num_bytes: int, K: int, PAD: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+def prepare_dequantize(num_words: int, K: int, PAD: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and what the kernel is compiled for."""
-    return (cdiv(num_bytes, BYTES),), {"BLOCK": BYTES, "num_warps": 8, **ROUNDED}
+    return (cdiv(num_words, WORDS),), {"BLOCK": WORDS, "num_warps": 4, **ROUNDED}
 
 
 def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -112,9 +117,12 @@ GEMM = KernelLauncher(nf4_gemm_kernel, prepare_gemm)
 
 
 def dequantize(matrix: NF4Matrix, output: Tensor) -> Tensor:
-    """The matrix `[N, K]`, written to dense rows, or to parts of longer ones where K is a multiple of 64."""
+    """The matrix `[N, K]`, whole words: into dense rows, or into parts of longer ones where K is a multiple of 64."""
+    tables = tables_of(matrix)
+    words = tables.pop("values_ptr").flatten().view(torch.int32)
     pad = output.stride(0) - matrix.inputs
-    DEQUANTIZE(output, {"y_ptr": output} | tables_of(matrix), num_bytes=matrix.values.numel(), K=matrix.inputs, PAD=pad)
+    tensors = {"y_ptr": output, "words_ptr": words} | tables
+    DEQUANTIZE(output, tensors, num_words=words.numel(), K=matrix.inputs, PAD=pad)
     return output
 
 
