@@ -70,15 +70,15 @@ def biases(name, mask, keys, dtype):
     return DistanceBias(**dict(zip(("slopes", *CURVES[name]), learned, strict=True))), learned, q_pos, k_pos
 
 
-def run(mask_name, bias_name, dtype, width=128, softcap=None, sinks=False, learned=True):
+def run(mask_name, bias_name, dtype, width=128, half=torch.bfloat16, softcap=None, sinks=False, learned=True):
     """Outputs and gradients, by the kernels in half precision and by all scores at once in float64."""
     mask, keys, real = mask_of(mask_name)
-    rounded = [
-        normal(2, n, h, width, seed=s).to(torch.bfloat16) for s, n, h in ((1, TOKENS, HEADS), (2, keys, KV_HEADS))
-    ]
-    rounded.append(normal(2, keys, KV_HEADS, width, seed=3).to(torch.bfloat16))
+    rounded = [normal(2, n, h, width, seed=s).to(half) for s, n, h in ((1, TOKENS, HEADS), (2, keys, KV_HEADS))]
+    rounded.append(normal(2, keys, KV_HEADS, width, seed=3).to(half))
     own = [x.to(DEVICE, dtype).requires_grad_() for x in rounded]
-    bias, of_bias, q_pos, k_pos = biases(bias_name, mask, keys, torch.float32 if dtype == torch.bfloat16 else dtype)
+    bias, of_bias, q_pos, k_pos = biases(
+        bias_name, mask, keys, torch.float64 if dtype == torch.float64 else torch.float32
+    )
     sink_logits = normal(HEADS, seed=4).to(DEVICE, dtype).requires_grad_() if sinks else None
     score_mod = ScoreMod(
         scale=0.1, softcap=softcap, sink_logits=sink_logits, bias=bias, query_positions=q_pos, key_positions=k_pos,
@@ -90,7 +90,7 @@ def run(mask_name, bias_name, dtype, width=128, softcap=None, sinks=False, learn
         with force_path("triton"):
             y = flash.flash_attention(*own, mask, score_mod)
     y = y[real] if mask.key_mask is not None else y
-    direction = normal(*y.shape, seed=9).to(torch.bfloat16).to(DEVICE, dtype)
+    direction = normal(*y.shape, seed=9).to(half).to(DEVICE, dtype)
     wanted = [*own, *(of_bias if learned else []), *([sink_logits] if sinks else [])]
     grads = list(torch.autograd.grad(y, wanted, direction))
     if bias_name == "sums":  # a query and its own key have one sum, to which only both together matter
@@ -126,6 +126,8 @@ CASES = [
     ("documents", "sums", {"softcap": 3.0}),
     ("causal", None, {"width": 64}),
     ("window", "log", {"width": 64}),
+    ("causal", "slopes", {"half": torch.float16}),
+    ("everything", "log", {"half": torch.float16}),
 ]
 
 
@@ -135,7 +137,7 @@ def test_kernels_equal_float64(mask, bias, options, monkeypatch):
     took = []
     kernels = flash_hopper.forward
     monkeypatch.setattr(flash_hopper, "forward", lambda *args: took.append(1) or kernels(*args))
-    found = [run(mask, bias, dtype, **options) for dtype in (torch.bfloat16, torch.float64)]
+    found = [run(mask, bias, dtype, **options) for dtype in (options.get("half", torch.bfloat16), torch.float64)]
     assert took
     names = ["output", "dq", "dk", "dv", "learned", "learned", "learned"]
     for name, ours, exact in zip(names, *found, strict=False):

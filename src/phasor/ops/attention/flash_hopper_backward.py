@@ -10,10 +10,8 @@ small matrix. Where a bias is no polynomial of the distance, element by element.
 
 from __future__ import annotations
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -24,10 +22,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from phasor.ops.attention.flash_dkdv_kernel import query_segments
 from phasor.ops.attention.flash_hopper_tiles import (
+    add_by_tma,
     add_far_curve,
     capped_products,
     far_curve,
     is_far,
+    load_by_tma,
     load_sums,
 )
 from phasor.ops.attention.flash_tiles import (
@@ -45,13 +45,6 @@ from phasor.ops.attention.flash_tiles import (
 )
 
 
-@builtin
-def add_by_tma(desc, coord, tile, _semantic=None):
-    """Add a tile of shared memory to one in global memory, which `tma` has only for stores."""
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, tile.handle)
-
-
 @gluon.jit
 def load_queries(descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments,
                  STAGES: gl.constexpr):  # fmt: skip
@@ -65,10 +58,10 @@ def load_queries(descs, tiles, bars, batch, first_head, num_heads, stride_qh, st
         bar = bars.index(stage)
         mbarrier.wait(bars.index(STAGES + stage), (t // STAGES) & 1 ^ 1)
         mbarrier.expect(bar, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
-        tma.async_copy_global_to_shared(q_desc, [batch, start, head * stride_qh], bar, q_tiles.index(stage))
-        tma.async_copy_global_to_shared(do_desc, [batch, start, head * stride_doh], bar, do_tiles.index(stage))
-        tma.async_copy_global_to_shared(lse_desc, [row, start], bar, lse_tiles.index(stage))
-        tma.async_copy_global_to_shared(delta_desc, [row, start], bar, delta_tiles.index(stage))
+        load_by_tma(q_desc, [batch, start, head * stride_qh], bar, q_tiles.index(stage))
+        load_by_tma(do_desc, [batch, start, head * stride_doh], bar, do_tiles.index(stage))
+        load_by_tma(lse_desc, [row, start], bar, lse_tiles.index(stage))
+        load_by_tma(delta_desc, [row, start], bar, delta_tiles.index(stage))
         head += (start == end).to(gl.int32)
         start = gl.where(start == end, low, start + 64)
 
@@ -381,8 +374,8 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     keys_ready = bars.index(2 * STAGES)
     fence_async_shared()
     mbarrier.expect(keys_ready, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(k_desc, [batch, first, kv_head * stride_kh], keys_ready, k_tile.index(0))
-    tma.async_copy_global_to_shared(v_desc, [batch, first, kv_head * stride_vh], keys_ready, v_tile.index(0))
+    load_by_tma(k_desc, [batch, first, kv_head * stride_kh], keys_ready, k_tile.index(0))
+    load_by_tma(v_desc, [batch, first, kv_head * stride_vh], keys_ready, v_tile.index(0))
     shift = gl.to_tensor(0)
     if BIAS != NO_BIAS and BIAS != SUMS:
         shift = gl.load(shifts_ptr + row * stride_shiftsb)

@@ -12,7 +12,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -22,6 +21,7 @@ from phasor.ops.attention.flash_hopper_tiles import (
     barriers,
     capped_products,
     is_far,
+    load_by_tma,
     load_sums,
 )
 from phasor.ops.attention.flash_tiles import (
@@ -50,14 +50,12 @@ def load_keys(descs, tiles, opened, batch, kv_head, row, stride_kh, stride_vh, s
         start, bar = last - t * BLOCK_N, k_ready.index(stage)
         mbarrier.wait(k_read.index(stage), phase ^ 1)
         mbarrier.expect(bar, k_desc.block_type.nbytes + (sums_desc.block_type.nbytes if HAS_SUMS else 0))
-        tma.async_copy_global_to_shared(k_desc, [batch, start, kv_head * stride_kh], bar, k_tiles.index(stage))
+        load_by_tma(k_desc, [batch, start, kv_head * stride_kh], bar, k_tiles.index(stage))
         if HAS_SUMS:
-            tma.async_copy_global_to_shared(sums_desc, [row, start], bar, sums_tiles.index(stage))
+            load_by_tma(sums_desc, [row, start], bar, sums_tiles.index(stage))
         mbarrier.wait(v_read.index(stage), phase ^ 1)
         mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            v_desc, [batch, start, kv_head * stride_vh], v_ready.index(stage), v_tiles.index(stage)
-        )
+        load_by_tma(v_desc, [batch, start, kv_head * stride_vh], v_ready.index(stage), v_tiles.index(stage))
 
 
 @gluon.jit
@@ -253,7 +251,7 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     opened = barriers(1, 1), barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 2)
     fence_async_shared()
     mbarrier.expect(opened[0].index(0), q_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(q_desc, [batch, first, head * stride_qh], opened[0].index(0), q_tile)
+    load_by_tma(q_desc, [batch, first, head * stride_qh], opened[0].index(0), q_tile)
     row = batch.to(gl.int64)
     offs_m = first + gl.arange(0, BLOCK_M, gl.BlockedLayout([1], [32], [4], [0]))
     valid_m = offs_m < num_queries

@@ -10,9 +10,23 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from phasor.ops.attention.flash_tiles import LOG, LOG2E, fast_tanh
+
+if hasattr(tma, "async_load"):  # since Triton 3.8
+    load_by_tma, add_by_tma = tma.async_load, tma.async_atomic_add
+else:
+    from triton._C.libtriton import ir
+    from triton.experimental.gluon.language._core import builtin
+
+    load_by_tma = tma.async_copy_global_to_shared
+
+    @builtin
+    def add_by_tma(desc, coord, tile, _semantic=None):
+        """Add a tile of shared memory to one in global memory."""
+        coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+        _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, tile.handle)
 
 
 @gluon.jit
