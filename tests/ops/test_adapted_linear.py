@@ -44,6 +44,7 @@ def with_gradients(function, x, matrix, *factors_and_activation):
     return y.detach(), *torch.autograd.grad(y, (x, *factors_and_activation[:2]), direction)
 
 
+@pytest.mark.cpu_only("gradcheck draws from the CPU's generator")
 @pytest.mark.parametrize("sizes", [*SIDE_BY_SIDE, *APART])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_in_float64(kind, sizes, monkeypatch):

@@ -13,7 +13,7 @@ from phasor.ops.dispatch import Dispatch, Path, forced_path, triton_why_not
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_RANK = 64
 MIN_ADDED = 2**22  # elements: fewer are added to before a kernel is launched
-MIN_GRADIENT = 2**27  # elements: fewer are read twice sooner than parts of both results are written and summed
+MIN_GRADIENT = 2**26  # elements: fewer are read twice sooner than parts of both results are written and summed
 SHARED_MEMORY = 227 * 1024  # bytes that the tiles of a gradient take
 
 

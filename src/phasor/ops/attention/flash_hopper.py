@@ -200,7 +200,8 @@ def backward(
     launchers()[1](q, descs | tensors, layout, grad.stride(2), stride_ranges, needs)
     if needs.table:
         dtable = dtable.transpose(1, 2)
-    return FlashGradients((dq * args.scale).to(q.dtype), dk, dv, dtable, dcurve, dq_sums, dk_sums)
+    scaled = torch.mul(dq, args.scale, out=empty_dense(q))  # in one pass
+    return FlashGradients(scaled, dk, dv, dtable, dcurve, dq_sums, dk_sums)
 
 
 def describe_rows(x: Tensor, tokens: int) -> Any:
