@@ -86,53 +86,33 @@ def powers_of_columns(dtype: gl.constexpr):
 
 
 @gluon.jit
-def load_pair(sums_ptr, offset, limit):
-    """One sum, as a pair."""
-    return gl.load(sums_ptr + offset), gl.load(sums_ptr + limit + offset)
-
-
-@gluon.jit
-def bias_of_head(bias, head, offs_n, num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):
-    """What all tiles of a head need of its bias: the slope and the parameter of its curve; the entries of a table for
-    keys far ahead and far behind, or the sum of the last key as a pair; and what each key brings where it is ONE_SIDED.
-    """
-    k_pos_ptr, stride_k, slopes_ptr, curve_params_ptr, table_ptr = bias[1], bias[3], bias[4], bias[5], bias[6]
-    place, num_distances = bias[8], bias[10]
-    slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
-    slope, curve_param = gl.to_tensor(slope), gl.to_tensor(curve_param)
-    a, b = gl.to_tensor(0.0), gl.to_tensor(0.0)
-    of_keys = slope * (offs_n - place).to(gl.float32)
-    if ONE_SIDED and BIAS == SUMS:
-        k_pos_ptr += head * stride_k
-        a, b = gl.load(k_pos_ptr + place), gl.load(k_pos_ptr + num_keys + place)
-        k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
-        of_keys = slope * ((a - k_high) + (b - k_low))
-    elif BIAS == TABLE:
-        table_ptr += head * num_distances
-        a, b = gl.load(table_ptr), gl.load(table_ptr + num_distances - 1)
-    return slope, curve_param, a, b, of_keys
-
-
-@gluon.jit
-def biased_scores(products, factor, lse, bias, slope, curve_param, a, b, of_keys, tile_sum, offs_m, offs_n, start, head,
-                  far_distance, uses_one, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
+def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
+                  num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
     """Scores `[keys, queries]` with their bias, and the logsumexp to subtract.
 
     Where it is ONE_SIDED the part of a query is taken from its logsumexp, for sums already but for that of its tile.
     """
+    q_pos_ptr, k_pos_ptr, stride_q, stride_k, slopes_ptr, curve_params_ptr = bias[0:6]
     table_ptr, shift, place, min_distance, num_distances, ahead = bias[6:12]
+    slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     if ONE_SIDED and BIAS == SUMS:
-        scores = products * factor + of_keys[:, None]
-        lse -= slope * ((tile_sum[0] - a) + (tile_sum[1] - b))
+        k_pos_ptr += head * stride_k
+        high, low = gl.load(k_pos_ptr + place), gl.load(k_pos_ptr + num_keys + place)
+        k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
+        q_pos_ptr += head * stride_q + start
+        q_high, q_low = gl.load(q_pos_ptr), gl.load(q_pos_ptr + num_queries)  # from which the logsumexp counts
+        scores = products * factor + (slope * ((high - k_high) + (low - k_low)))[:, None]
+        lse -= slope * ((q_high - high) + (q_low - low))
     elif ONE_SIDED:
-        scores = products * factor + of_keys[:, None]
+        scores = products * factor + (slope * (offs_n - place).to(gl.float32))[:, None]
         lse -= (slope * (place - offs_m - shift).to(gl.float32))[None, :]
     elif BIAS == TABLE:
-        scores = products * factor + gl.where(uses_one, gl.where(start < ahead, a, b), 0.0)
+        table_ptr += head * num_distances
+        of_tile = gl.load(table_ptr + gl.where(start < ahead, 0, num_distances - 1))
+        scores = products * factor + gl.where(uses_one, of_tile, 0.0)
         if not uses_one:
             distance = (offs_m + shift)[None, :] - offs_n[:, None]
-            entries = table_entries(distance, min_distance, num_distances)
-            scores += gl.load(table_ptr + head * num_distances + entries)
+            scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
     else:
         columns = offs_m - start
         if uses_one:
@@ -152,7 +132,7 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
         by_slope = gl.where(power == 0, distance, gl.where(power == 1, 1.0, 0.0))
         by_param = by_slope * 0.0
     else:
-        a0, a1, a2, a3, u, g = far_curve(distance, curve_param, 64, BIAS)
+        a0, a1, a2, a3, u, g = far_curve(distance, curve_param, BIAS)
         by_slope = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
         x = gl.where(power == 1, g, gl.where(power == 2, g * g, g * g * g))
         if BIAS == LOG:  # (1 - 1 / (u + curve_param j)) / curve_param
@@ -188,7 +168,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     bounds_ptr, key_mask_ptr = mask
     dtable_ptr, dcurve_ptr, dq_sums_ptr, dk_sums_ptr, powers, ones = sums
     dk_ptr, dv_ptr = out
-    shift, min_distance, num_distances = bias[7], bias[9], bias[10]
+    curve_params_ptr, shift, min_distance, num_distances = bias[5], bias[7], bias[9], bias[10]
     dtype: gl.constexpr = q_tiles.dtype
     first_own = first_key_index + GROUP * 64
     offs_n = first_own + gl.arange(0, 64, gl.SliceLayout(1, s_layout))
@@ -215,12 +195,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     k = k_tile.index(0).reshape([128, HEAD_DIM]).slice(GROUP * 64, 64)
     products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
     products = warpgroup_mma_wait(0, deps=(products,))
-    head, start, last_head = first_head, low, first_head + num_heads // num_kv_heads - 1
-    if BIAS != NO_BIAS:
-        slope, curve_param, a, b, of_keys = bias_of_head(bias, head, offs_n, num_keys, BIAS, ONE_SIDED)
-    tile_sum = (0.0, 0.0)
-    if ONE_SIDED and BIAS == SUMS:
-        tile_sum = load_pair(bias[0], head * bias[2] + gl.minimum(low, num_queries - 1), num_queries)
+    head, start = first_head, low
     for t in range(num_tiles):
         stage, following = t % STAGES, (t + 1) % STAGES
         # Zero, which the compiler does not know: it would keep the descriptors of all parts of tiles in registers.
@@ -231,11 +206,6 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         q, do = q_tiles.index(stage).reshape([64, HEAD_DIM]), do_tiles.index(stage).reshape([64, HEAD_DIM])
         dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         lse = lse_tiles.index(stage).load(s_layout)
-        is_last = start == end
-        next_head, next_start = head + is_last.to(gl.int32), gl.where(is_last, low, start + 64)
-        next_sum = tile_sum
-        if ONE_SIDED and BIAS == SUMS:  # read one tile ahead
-            next_sum = load_pair(bias[0], gl.minimum(next_head, last_head) * bias[2] + next_start, num_queries)
         values, factor = capped_products(products, scale, softcap, HAS_SOFTCAP)
         is_masked = (start < inner) | (start >= outer)
         uses_one = is_masked == 0  # whether one entry of a table, or a polynomial, serves the tile
@@ -245,12 +215,13 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         elif BIAS == LINEAR:
             uses_one = start < 0
         elif BIAS == LOG or BIAS == POWER:  # noqa: SIM109 (Triton knows no `in`)
+            curve_param = gl.load(curve_params_ptr + head)
             uses_one = is_far(start + shift - first_own - 63, 64, curve_param, BIAS)
         hidden = -1e9 if HAS_SOFTCAP and BIAS == NO_BIAS else float("-inf")  # of a cap, whose derivative is finite
         if BIAS != NO_BIAS:
             scores, lse = biased_scores(
-                values, factor, lse, bias, slope, curve_param, a, b, of_keys, tile_sum, offs_m, offs_n, start, head,
-                far_distance, uses_one, BIAS, ONE_SIDED,
+                values, factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
+                num_keys, BIAS, ONE_SIDED,
             )  # fmt: skip
         else:
             scores = values
@@ -304,6 +275,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         dq_tile.reshape([64, HALF]).store(dq)
         fence_async_shared()
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
+        is_last = start == end
         if HAS_TABLE_GRAD or (HAS_CURVE_GRAD and not ONE_SIDED):  # noqa: SIM102 (the second is not known to compilers)
             if uses_one == 0:  # element by element
                 ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
@@ -315,6 +287,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     near_a += gl.sum(gl.where(entries == 0, ds_values, 0.0), 1)
                     near_b += gl.sum(gl.where(entries == num_distances - 1, ds_values, 0.0), 1)
                 else:
+                    curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
                     distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
                     near_a += gl.sum(ds_values * curve(distance, curve_param, BIAS), 1)
                     near_b += gl.sum(ds_values * curve_derivative(distance, curve_param, BIAS), 1)
@@ -342,6 +315,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         if HAS_CURVE_GRAD:
             if uses_one or ONE_SIDED:
                 middle = (start + 32 + shift - first_own - gl.arange(0, 64, m_rows)).to(gl.float32)[:, None]
+                curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
                 if BIAS != LINEAR or ONE_SIDED:
                     of_a, of_b = curve_sums(moments, middle, curve_param, power, BIAS)
                     sums_a += of_a
@@ -352,12 +326,8 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                 gl.store(at, total / LOG2E if BIAS == LOG else total)
                 gl.store(at + 1, gl.sum(gl.sum(sums_b, 1), 0) + gl.sum(near_b, 0))
                 sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
-        if BIAS != NO_BIAS:  # noqa: SIM102
-            if is_last:
-                slope, curve_param, a, b, of_keys = bias_of_head(
-                    bias, gl.minimum(next_head, last_head), offs_n, num_keys, BIAS, ONE_SIDED
-                )
-        head, start, tile_sum = next_head, next_start, next_sum
+        head += is_last.to(gl.int32)
+        start = gl.where(is_last, low, start + 64)
         products = warpgroup_mma_wait(0, deps=(products,))
     tma.store_wait(0)
     rows = first_own + gl.arange(0, 64, gl.SliceLayout(1, d_layout))

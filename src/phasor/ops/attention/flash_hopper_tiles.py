@@ -58,28 +58,23 @@ def capped_products(qk, scale, softcap, HAS_SOFTCAP: gl.constexpr):
 def is_far(least, WIDTH: gl.constexpr, curve_param, BIAS: gl.constexpr):
     """Whether a curve of distances that are at least so large is, over WIDTH of them, a polynomial of degree 3.
 
-    The variable is at most 1 / 8 for a logarithm and 1 / 16 for a power, and the rest at most 1e-5.
+    The variable is at most 1 / 16, where the next term of a logarithm is below 6e-6.
     """
     middle = (least + WIDTH // 2).to(gl.float32)
     if BIAS == LOG:
-        return (least > 0) & (1.0 + curve_param * middle >= 4 * WIDTH * curve_param)
+        return (least > 0) & (1.0 + curve_param * middle >= 8 * WIDTH * curve_param)
     else:
         return (least > 0) & (middle >= 8 * WIDTH)
 
 
 @gluon.jit
-def far_curve(distance, curve_param, WIDTH: gl.constexpr, BIAS: gl.constexpr):
-    """The curve at a distance `d + j` as `a0 + a1 j + a2 j^2 + a3 j^3`; then u and g, the inverse scale of j.
-
-    A logarithm's term of degree 4, `-x^4 / 4`, is what comes nearest to it for all x: `-x^2 r^2 / 4 + r^4 / 32`.
-    """
+def far_curve(distance, curve_param, BIAS: gl.constexpr):
+    """The curve at a distance `d + j` as `a0 + a1 j + a2 j^2 + a3 j^3`; then u and g, the inverse scale of j."""
     if BIAS == LOG:
         u = 1.0 + curve_param * distance
         g = curve_param / u
-        most = g * (WIDTH // 2)
-        most *= most
-        a0, b = gl.log2(u) + most * most * (LOG2E / 32.0), LOG2E
-        c2, c3 = -0.5 - most * 0.25, 1.0 / 3.0
+        a0, b = gl.log2(u), LOG2E
+        c2, c3 = -0.5, 1.0 / 3.0
         a1 = b * g
     else:
         u = distance
@@ -93,13 +88,13 @@ def far_curve(distance, curve_param, WIDTH: gl.constexpr, BIAS: gl.constexpr):
 
 
 @gluon.jit
-def add_far_curve(products, factor, distance, columns, middle: gl.constexpr, slope, curve_param,
-                  Q_DIM: gl.constexpr, BIAS: gl.constexpr):  # fmt: skip
+def add_far_curve(products, factor, distance, columns, middle, slope, curve_param, Q_DIM: gl.constexpr,
+                  BIAS: gl.constexpr):  # fmt: skip
     """Scores of products of queries and keys, minus slope times the curve.
 
     Distances are given by row, for the column `middle`; they grow along columns where queries are along dimension 1.
     """
-    a0, a1, a2, a3, _, _ = far_curve(distance, curve_param, 2 * middle, BIAS)
+    a0, a1, a2, a3, _, _ = far_curve(distance, curve_param, BIAS)
     a0, a1, a2, a3 = -slope * a0[:, None], -slope * a1[:, None], -slope * a2[:, None], -slope * a3[:, None]
     if Q_DIM == 0:
         a1, a3 = -a1, -a3
