@@ -105,7 +105,7 @@ def test_kernels_keep_to_the_legend():
     """The names of compile-time constants in kernels, by the list in `ops/__init__.py`."""
     legend = set(re.findall(r"\b[A-Z][A-Z0-9_]*(?:\.{3})?", (ROOT / "src/phasor/ops/__init__.py").read_text()))
     prefixes = tuple(name.removesuffix("...") for name in legend if name.endswith("_..."))
-    names = {name for path in SOURCES for name in re.findall(r"\b([A-Z]\w*): tl\.constexpr", path.read_text())}
+    names = {name for path in SOURCES for name in re.findall(r"\b([A-Z]\w*): [tg]l\.constexpr", path.read_text())}
     assert len(names) > 40
     assert not {name for name in names if name not in legend and not name.startswith(prefixes)}
 

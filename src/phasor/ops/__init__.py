@@ -38,4 +38,8 @@ Kernels share one legend of names:
 - `SCALE_GROUP` of 4-bit weights: how many inputs share a scale; `PACKING`: the weights of an element; `PLACE`: the
   lowest bit of one; `SHARE SHARES`: the weights of a thread, and how many times a tile has as many; `GROUPS`: of a tile
 - `PAD`: the elements after each row of an output, which belong to another tensor
+- `RANK PADDED` of an adapter, and as a tile has it; `TRANSPOSED`: whether a factor lies by its other dimension
+- `GROUP Q_DIM WIDTH LAYOUT` in kernels for Hopper: the number of a warpgroup, `FIRST` or `SECOND`, the dimension along
+  which queries lie, the columns that a polynomial serves, and how a tile lies in registers; `COUNT ARRIVALS` of
+  barriers; `HALF` of the features, those whose gradients of queries a warpgroup computes
 """

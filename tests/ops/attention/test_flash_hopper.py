@@ -201,7 +201,7 @@ def test_kernels_compile_for_hopper(name, tmp_path):
     """With this version of Triton, whose Gluon is new and changes."""
     constants = {
         "HEAD_DIM": 128,
-        "STAGES": 2,
+        "NUM_STAGES": 2,
         "BIAS": SUMS,
         "ONE_SIDED": True,
         "HAS_SOFTCAP": True,

@@ -21,7 +21,7 @@ from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
 BLOCK_M = 128  # queries of a program of the forward pass; two warpgroups have half of them each
 BLOCK_N = 128  # keys of a tile of the forward pass, and of a program of the backward pass
 ROWS = 64  # queries of a tile of the backward pass
-STAGES = 2
+NUM_STAGES = 2
 LOG2E = math.log2(math.e)
 MIN_PAIRS = 2**28  # of queries and keys of all heads: fewer are done before their descriptors are made
 HEAD_DIMS = (64, 128)
@@ -116,7 +116,7 @@ def scalars(layout: FlashLayout) -> dict[str, Any]:
         "softcap": float(layout.softcap), "stride_qh": layout.q_strides[2], "stride_kh": layout.k_strides[2],
         "stride_vh": layout.v_strides[2], "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos,
         "stride_kposb": stride_k_pos, "stride_qposh": layout.head_strides[0], "stride_kposh": layout.head_strides[1],
-        "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "STAGES": STAGES, "BIAS": layout.bias,
+        "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "NUM_STAGES": NUM_STAGES, "BIAS": layout.bias,
         "ONE_SIDED": layout.one_sided, "HAS_SOFTCAP": layout.softcap > 0, "HAS_KEY_MASK": layout.has_key_mask,
         "num_warps": 4,
     }  # fmt: skip

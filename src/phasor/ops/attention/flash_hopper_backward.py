@@ -47,16 +47,16 @@ from phasor.ops.attention.flash_tiles import (
 
 @gluon.jit
 def load_queries(descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments,
-                 STAGES: gl.constexpr):  # fmt: skip
+                 NUM_STAGES: gl.constexpr):  # fmt: skip
     """Load queries and what belongs to them, head by head, as soon as both warpgroups are through with those before."""
     q_desc, do_desc, lse_desc, delta_desc = descs
     q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
     low, end, num_tiles = segments[0], segments[1], segments[2]
     head, start = first_head, low
     for t in range(num_tiles):
-        stage, row = t % STAGES, batch * num_heads + head
+        stage, row = t % NUM_STAGES, batch * num_heads + head
         bar = bars.index(stage)
-        mbarrier.wait(bars.index(STAGES + stage), (t // STAGES) & 1 ^ 1)
+        mbarrier.wait(bars.index(NUM_STAGES + stage), (t // NUM_STAGES) & 1 ^ 1)
         mbarrier.expect(bar, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
         load_by_tma(q_desc, [batch, start, head * stride_qh], bar, q_tiles.index(stage))
         load_by_tma(do_desc, [batch, start, head * stride_doh], bar, do_tiles.index(stage))
@@ -150,7 +150,7 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
 @gluon.jit
 def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch, first_head,
                first_key_index, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, GROUP: gl.constexpr,
-               HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
+               HEAD_DIM: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
                HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr, HAS_TABLE_GRAD: gl.constexpr,
                HAS_CURVE_GRAD: gl.constexpr, HAS_SUM_GRAD: gl.constexpr):  # fmt: skip
     """The gradients of one warpgroup's 64 keys, those of number GROUP, and of half the features of all queries."""
@@ -163,7 +163,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     HAS_BIAS_GRAD: gl.constexpr = HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD
     k_tile, v_tile = keys
     q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
-    keys_ready, ds_ready = bars.index(2 * STAGES), bars.index(2 * STAGES + 1)
+    keys_ready, ds_ready = bars.index(2 * NUM_STAGES), bars.index(2 * NUM_STAGES + 1)
     low, end, num_tiles, inner, outer, ahead, near = segments
     bounds_ptr, key_mask_ptr = mask
     dtable_ptr, dcurve_ptr, dq_sums_ptr, dk_sums_ptr, powers, ones = sums
@@ -197,7 +197,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     products = warpgroup_mma_wait(0, deps=(products,))
     head, start = first_head, low
     for t in range(num_tiles):
-        stage, following = t % STAGES, (t + 1) % STAGES
+        stage, following = t % NUM_STAGES, (t + 1) % NUM_STAGES
         # Zero, which the compiler does not know: it would keep the descriptors of all parts of tiles in registers.
         whole = t >> 30
         k_all, v_all = k_tile.index(whole).reshape([128, HEAD_DIM]), v_tile.index(whole).reshape([128, HEAD_DIM])
@@ -244,7 +244,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             ds *= 1.0 - values * values
         ds_operand = gl.convert_layout(ds.to(dtype), p_layout)
         dv, ds_operand = warpgroup_mma_wait(0, deps=(dv, ds_operand))
-        mbarrier.wait(bars.index(STAGES + (t - 1) % STAGES), ((t - 1) // STAGES) & 1, pred=t > 0)
+        mbarrier.wait(bars.index(NUM_STAGES + (t - 1) % NUM_STAGES), ((t - 1) // NUM_STAGES) & 1, pred=t > 0)
         ds_all.slice(GROUP * 64, 64).store(gl.convert_layout(ds_operand, s_layout))
         fence_async_shared()
         mbarrier.arrive(ds_ready, count=1)
@@ -265,9 +265,9 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             )
         else:
             dq, dk, ds_operand = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand))
-        mbarrier.arrive(bars.index(STAGES + stage), count=1)
+        mbarrier.arrive(bars.index(NUM_STAGES + stage), count=1)
         # The next products, in vain after the last tile, beside which the gradients of queries are stored.
-        mbarrier.wait(bars.index(following), ((t + 1) // STAGES) & 1, pred=t + 1 < num_tiles)
+        mbarrier.wait(bars.index(following), ((t + 1) // NUM_STAGES) & 1, pred=t + 1 < num_tiles)
         next_q = q_tiles.index(following).reshape([64, HEAD_DIM])
         products = warpgroup_mma(k, next_q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         dq_tile = dq_tiles.index(GROUP * 2 + t % 2)
@@ -344,7 +344,7 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
                     num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                     stride_qh, stride_kh, stride_vh, stride_doh, stride_rangesb, stride_boundsb, stride_qposb,
                     stride_qposh, stride_kposb, stride_kposh, stride_shiftsb,
-                    HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
+                    HEAD_DIM: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
                     HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr, HAS_TABLE_GRAD: gl.constexpr,
                     HAS_CURVE_GRAD: gl.constexpr, HAS_SUM_GRAD: gl.constexpr):  # fmt: skip
     """Gradients of keys and values, and those of queries, which are added to zeros in float32 and not scaled.
@@ -360,18 +360,18 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     first, row = block_id * BLOCK_N, batch.to(gl.int64)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_desc.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_desc.layout)
-    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 64, HEAD_DIM], q_desc.layout)
-    do_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 64, HEAD_DIM], do_desc.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [NUM_STAGES, 1, 64, HEAD_DIM], q_desc.layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [NUM_STAGES, 1, 64, HEAD_DIM], do_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], dtype)
     ds_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_N, 64], ds_layout)
     dq_tiles = gl.allocate_shared_memory(gl.float32, [4, 1, 64, HEAD_DIM // 2], dq_desc.layout)
-    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], lse_desc.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], delta_desc.layout)
+    lse_tiles = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 1, 64], lse_desc.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 1, 64], delta_desc.layout)
     # Of each stage whether it is loaded, then whether both warpgroups have read it; of keys; of gradients of scores.
-    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2 * STAGES + 2):
-        mbarrier.init(bars.index(i), count=1 if i < STAGES or i == 2 * STAGES else 2)
-    keys_ready = bars.index(2 * STAGES)
+    bars = gl.allocate_shared_memory(gl.int64, [2 * NUM_STAGES + 2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2 * NUM_STAGES + 2):
+        mbarrier.init(bars.index(i), count=1 if i < NUM_STAGES or i == 2 * NUM_STAGES else 2)
+    keys_ready = bars.index(2 * NUM_STAGES)
     fence_async_shared()
     mbarrier.expect(keys_ready, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
     load_by_tma(k_desc, [batch, first, kv_head * stride_kh], keys_ready, k_tile.index(0))
@@ -422,11 +422,11 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     gl.warp_specialize([
         (accumulate, (keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
                       first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, FIRST,
-                      HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
+                      HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
                       HAS_SUM_GRAD)),
         (accumulate, (keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
                       first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, SECOND,
-                      HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
+                      HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
                       HAS_SUM_GRAD)),
-        (load_queries, (descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments, STAGES)),
+        (load_queries, (descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments, NUM_STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -39,14 +39,14 @@ from phasor.ops.attention.flash_tiles import (
 
 @gluon.jit
 def load_keys(descs, tiles, opened, batch, kv_head, row, stride_kh, stride_vh, segments, BLOCK_N: gl.constexpr,
-              STAGES: gl.constexpr, HAS_SUMS: gl.constexpr):  # fmt: skip
+              NUM_STAGES: gl.constexpr, HAS_SUMS: gl.constexpr):  # fmt: skip
     """Load keys and values, tile by tile, as soon as both warpgroups have read what lies in their place."""
     k_desc, v_desc, sums_desc = descs
     k_tiles, v_tiles, sums_tiles = tiles
     _, k_ready, v_ready, k_read, v_read = opened
     last, num_tiles = segments[0], segments[1]
     for t in range(num_tiles):
-        stage, phase = t % STAGES, (t // STAGES) & 1
+        stage, phase = t % NUM_STAGES, (t // NUM_STAGES) & 1
         start, bar = last - t * BLOCK_N, k_ready.index(stage)
         mbarrier.wait(k_read.index(stage), phase ^ 1)
         mbarrier.expect(bar, k_desc.block_type.nbytes + (sums_desc.block_type.nbytes if HAS_SUMS else 0))
@@ -139,7 +139,7 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
 @gluon.jit
 def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
            scale, softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
-           STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+           NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
            HAS_SINKS: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """The outputs of one warpgroup's 64 queries, those of number GROUP."""
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -185,14 +185,14 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
     )  # fmt: skip
     p = gl.convert_layout(p.to(v_tiles.dtype), p_layout)
-    mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=num_tiles > 1)
+    mbarrier.wait(k_ready.index(1 % NUM_STAGES), (1 // NUM_STAGES) & 1, pred=num_tiles > 1)
     for t in range(1, num_tiles):
-        stage, before, following = t % STAGES, (t - 1) % STAGES, (t + 1) % STAGES
+        stage, before, following = t % NUM_STAGES, (t - 1) % NUM_STAGES, (t + 1) % NUM_STAGES
         start = last - t * BLOCK_N
         offs_n = start + columns
         k = k_tiles.index(stage).reshape([BLOCK_N, HEAD_DIM])
         qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(v_ready.index(before), ((t - 1) // STAGES) & 1)
+        mbarrier.wait(v_ready.index(before), ((t - 1) // NUM_STAGES) & 1)
         v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
         acc = warpgroup_mma(p, v, acc, is_async=True)
         column = key_column(sums_tiles.index(stage), bias, start, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
@@ -204,13 +204,13 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         )  # fmt: skip
         p_next = gl.convert_layout(p_next.to(v_tiles.dtype), p_layout)
         # Here, so that the compiler leaves the softmax before the wait for the product: it moves nothing across.
-        mbarrier.wait(k_ready.index(following), ((t + 1) // STAGES) & 1, pred=t + 1 < num_tiles)
+        mbarrier.wait(k_ready.index(following), ((t + 1) // NUM_STAGES) & 1, pred=t + 1 < num_tiles)
         acc, p, p_next = warpgroup_mma_wait(0, deps=(acc, p, p_next))
         mbarrier.arrive(v_read.index(before), count=1)
         acc = acc * gl.convert_layout(alpha, out_rows)[:, None]
         p = p_next
-    final = (num_tiles - 1) % STAGES
-    mbarrier.wait(v_ready.index(final), ((num_tiles - 1) // STAGES) & 1)
+    final = (num_tiles - 1) % NUM_STAGES
+    mbarrier.wait(v_ready.index(final), ((num_tiles - 1) // NUM_STAGES) & 1)
     acc = warpgroup_mma(p, v_tiles.index(final).reshape([BLOCK_N, HEAD_DIM]), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     empty = l_i == 0.0
@@ -230,7 +230,7 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
                    num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                    stride_qh, stride_kh, stride_vh, stride_boundsb, stride_qposb, stride_qposh, stride_kposb,
                    stride_kposh, stride_shiftsb,
-                   HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
+                   HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr,
                    ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
                    HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
@@ -242,13 +242,19 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     batch = gl.program_id(1)
     first = block_id * BLOCK_M
     q_tile = gl.allocate_shared_memory(dtype, [1, BLOCK_M, HEAD_DIM], q_desc.layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_N, HEAD_DIM], k_desc.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_N, HEAD_DIM], v_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [NUM_STAGES, 1, BLOCK_N, HEAD_DIM], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [NUM_STAGES, 1, BLOCK_N, HEAD_DIM], v_desc.layout)
     HAS_SUMS: gl.constexpr = BIAS == SUMS
     sums_tiles = v_tiles
     if HAS_SUMS:
-        sums_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_N], sums_desc.layout)
-    opened = barriers(1, 1), barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 2)
+        sums_tiles = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 1, BLOCK_N], sums_desc.layout)
+    opened = (
+        barriers(1, 1),
+        barriers(NUM_STAGES, 1),
+        barriers(NUM_STAGES, 1),
+        barriers(NUM_STAGES, 2),
+        barriers(NUM_STAGES, 2),
+    )
     fence_async_shared()
     mbarrier.expect(opened[0].index(0), q_desc.block_type.nbytes)
     load_by_tma(q_desc, [batch, first, head * stride_qh], opened[0].index(0), q_tile)
@@ -294,11 +300,11 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     SECOND: gl.constexpr = 1
     gl.warp_specialize([
         (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
-                  scale, softcap, sink, FIRST, BLOCK_N, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
+                  scale, softcap, sink, FIRST, BLOCK_N, HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
                   HAS_KEY_MASK)),
         (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
-                  scale, softcap, sink, SECOND, BLOCK_N, HEAD_DIM, STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
+                  scale, softcap, sink, SECOND, BLOCK_N, HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
                   HAS_KEY_MASK)),
-        (load_keys, (descs, tiles, opened, batch, kv_head, sums_row, stride_kh, stride_vh, segments, BLOCK_N, STAGES,
-                     HAS_SUMS)),
+        (load_keys, (descs, tiles, opened, batch, kv_head, sums_row, stride_kh, stride_vh, segments, BLOCK_N,
+                     NUM_STAGES, HAS_SUMS)),
     ], [4, 1], [240, 24])  # fmt: skip
