@@ -45,7 +45,7 @@ class Granite(LlamaLike):
         "mlp_bias": Field("feedforward.bias", default=False),
         "rms_norm_eps": Field("norm.eps", default=1e-6),
         "rope_parameters": RopeParameters(),
-        "attention_multiplier": Field("attention.scale", default=1.0),
+        "attention_multiplier": Field("attention.scale", default=None, absent=1.0),
         "residual_multiplier": Field("placement.multiplier", default=1.0),
         "embedding_multiplier": Scale("embedding.scale", default=1.0),
         "logits_scaling": Divisor("head.multiplier", default=1.0, positive=True),
