@@ -4,16 +4,18 @@ Triton's interpreter does not run Gluon, the language they are written in.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
 from device import DEVICE, ON_GPU
 from references import normal
 
-from phasor.ops.attention import DistanceBias, Mask, ScoreMod, SumBias, attention_ref, flash, flash_hopper
+from phasor.ops.attention import DistanceBias, Mask, ScoreMod, SumBias, attention_ref, flash, flash_hopper, intervals
 from phasor.ops.dispatch import force_path
 
 pytest.importorskip("triton")
@@ -217,3 +219,68 @@ def test_kernels_compile_for_hopper(name, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > 1000
+
+
+FAR = ("far_curve", "add_far_curve", "curve_sums")
+KINDS = {"LINEAR": 3, "LOG": 4, "POWER": 5}
+
+
+def in_torch():
+    """The functions of the kernels about far tiles as Python runs them, on tensors in float64."""
+    tiles = pytest.importorskip("phasor.ops.attention.flash_hopper_tiles")
+    backward = pytest.importorskip("phasor.ops.attention.flash_hopper_backward")
+    language = SimpleNamespace(where=torch.where, log2=torch.log2, exp2=torch.exp2, float32=torch.float64)
+    names = {"gl": language, "LOG2E": math.log2(math.e), **KINDS}
+    for name in FAR:
+        code = getattr(tiles if hasattr(tiles, name) else backward, name).fn.__code__
+        names[name] = FunctionType(code, names)
+    return SimpleNamespace(**{name: names[name] for name in FAR})
+
+
+def curves(kind, distance, param):
+    """A curve, to base 2 for a logarithm, and its derivative by the parameter."""
+    if kind == "LOG":
+        return torch.log1p(param * distance) / math.log(2), distance / (1 + param * distance)
+    return distance**param, distance**param * distance.log()
+
+
+@pytest.mark.parametrize(
+    ("kind", "param"), [("LOG", 1.0), ("LOG", 0.02), ("LOG", 1e-9), ("LOG", 0.0), ("POWER", 0.7), ("POWER", 1.9)]
+)
+def test_far_tiles_are_polynomials(kind, param):
+    """Curves over tiles that are as near as far tiles may be, and the sums by which their gradients are found."""
+    far = in_torch()
+    param = torch.tensor(param, dtype=torch.float64)
+    row, column = torch.arange(64)[:, None], torch.arange(64)[None, :]
+    distance = (512 + 63 - row + column).double()  # queries along dimension 1: of the middle column 543 and less
+    middle = (512 + 63 - row + 32).double()
+    exact, derivative = curves(kind, distance, param)
+    scores = far.add_far_curve(
+        torch.zeros(64, 64).double(), 1.0, middle[:, 0], column[0], 32, -1.0, param, 1, KINDS[kind]
+    )
+    size = 1.0 if kind == "LOG" else exact.max()
+    assert (scores - exact).abs().max() < 1e-5 * size
+    mirrored = far.add_far_curve(
+        torch.zeros(64, 64).double(), 1.0, middle.flip(0)[:, 0], column[0], 32, -1.0, param, 0, KINDS[kind]
+    )
+    assert (mirrored - curves(kind, middle.flip(0) - (column - 32), param)[0]).abs().max() < 2e-5 * size
+    power = torch.tensor([0, 1, 2, 2, 3, 3, 4, 4])[None, :]
+    halves = torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]).double()  # a number and its rest are two columns
+    powers = (column[0, :, None] - 32).double() ** torch.arange(4)
+    for degree, part in enumerate(torch.linalg.qr(powers).Q.mT):  # gradients that see the terms of one degree alone
+        ds = part.expand(64, -1)
+        moments = (ds @ (column[0, :, None] - 32).double() ** power) * halves
+        by_slope, by_param = far.curve_sums(moments, middle, param, power, KINDS[kind])
+        for ours, curve in ((by_slope, exact), (by_param, derivative)):
+            wanted = (ds * curve).sum()
+            rounding = 1e-12 * (ds * curve).abs().sum()
+            assert abs(ours.sum() - wanted) <= 0.03 * abs(wanted) + rounding, degree  # terms of higher degree
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name not in ("padding", "cross")])
+def test_counted_positions_are_contiguous(name):
+    """The kernels go by index, without a look at positions."""
+    mask, keys, _ = mask_of(name)
+    k_pos = torch.arange(keys)[None] if mask.order is None else mask.order
+    q_pos = k_pos[:, mask.offset : mask.offset + TOKENS] if mask.order is None else mask.order
+    assert (intervals.shifts(mask, q_pos, k_pos) == mask.offset).all()

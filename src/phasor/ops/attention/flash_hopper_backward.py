@@ -134,11 +134,12 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
     else:
         a0, a1, a2, a3, u, g = far_curve(distance, curve_param, BIAS)
         by_slope = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
-        x = gl.where(power == 1, g, gl.where(power == 2, g * g, g * g * g))
-        if BIAS == LOG:  # (1 - 1 / (u + curve_param j)) / curve_param
-            c = gl.where(power == 2, -1.0, 1.0) / u
-            by_param = gl.where(power == 0, 1.0 - 1.0 / u, c * x) / curve_param
+        if BIAS == LOG:  # of `(distance + j) / (u + curve_param j)`
+            square = 1.0 / (u * u)
+            by_param = gl.where(power == 1, square, gl.where(power == 2, -g * square, g * g * square))
+            by_param = gl.where(power == 0, distance / u, by_param)
         else:  # a power times its logarithm
+            x = gl.where(power == 1, g, gl.where(power == 2, g * g, g * g * g))
             log, c2 = gl.log2(u) / LOG2E, curve_param * (curve_param - 1.0) * 0.5
             d3 = c2 * (curve_param - 2.0) * (1.0 / 3.0) * log + c2 - curve_param * 0.5 + 1.0 / 3.0
             c = gl.where(power == 1, curve_param * log + 1.0, gl.where(power == 2, c2 * log + curve_param - 0.5, d3))
