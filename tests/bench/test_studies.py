@@ -14,7 +14,7 @@ import torch
 from commands import CommandRunner
 
 from phasor.bench import STUDIES
-from phasor.bench.studies import attention_kernels, linear_attention, scaling, sparse, stream
+from phasor.bench.studies import attention_kernels, linear_attention, scaling, sparse, stream, train_cpu
 from phasor.bench.study import load_study, run_study
 
 # What the results of earlier runs in benchmarks/results have, so that new ones can be compared with them.
@@ -27,6 +27,7 @@ KEYS = {
     "scaling": {"rows", "slopes"},
     "fused": {"rows"},
     "train-gpu": {"length", "rows", "weights", "limit", "systems"},
+    "train-cpu": {"tokens_per_second", "products_alone", "outside"},
     "lora": {"checks", "rows", "beside_peft"},
     "decode-gpu": {
         "copy bytes/s",
@@ -56,6 +57,7 @@ RESULTS = {
     "decode-cpu": "decode",
     "decode-gpu": "decode_gpu",
     "train-gpu": "training-gpu",
+    "train-cpu": "training",
     "quantized": "quantized-aarch64",
 }
 
@@ -111,6 +113,11 @@ def test_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(stream.ChunkReader, "__call__", lambda self, tokens: 1.01 * forward(self, tokens))
         with pytest.raises(ValueError, match="phasor with a window of 8 is off by"):
             run_study("stream", device="cpu", tiny=True, say=silent)
+    with monkeypatch.context() as patch:
+        targets = train_cpu.marked_targets
+        patch.setattr(train_cpu, "marked_targets", lambda batch: targets(batch).roll(1))
+        with pytest.raises(ValueError, match="the loss of plain torch in step 0 is off by"):
+            run_study("train-cpu", device="cpu", tiny=True, say=silent)
 
 
 def test_no_time_for_linear_attention_that_is_wrong_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ STUDIES = {
     "scaling": "time and memory of attention against the length",
     "fused": "cross-entropy, norms, gated activations, float8 and AdamW beside torch, torch.compile and Liger",
     "train-gpu": "training a Llama of 1.04 B parameters step after step beside transformers and Liger",
+    "train-cpu": "training a small GPT on a CPU: phasor train beside plain torch and transformers' Trainer",
     "lora": "training adapters on a frozen Llama of 1.04 B and of 8 B parameters, and in NF4, beside PEFT and Liger",
     "decode-gpu": "greedy decoding of that model, weights in bfloat16, int8 and int4, beside transformers' generate",
     "decode-schemes": "a decoding step with every position scheme beside rotary, over a long cache",

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
+    """Attention and a feed-forward network, each behind its norm."""
+
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -27,6 +29,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
+    """The loss of a GPT-2 with tied embeddings, without dropout."""
+
     def __init__(self, vocab: int, length: int, dim: int, heads: int, layers: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
@@ -42,7 +46,7 @@ class GPT(nn.Module):
 
 
 def train(
-    model: GPT, batches: Iterable[tuple[Tensor, Tensor]], steps: int, lr: float, after: Callable[[int, float], None]
+    model: GPT, batches: Iterable[tuple[Tensor, Tensor]], steps: int, lr: float, record: Callable[[float], None]
 ) -> None:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
@@ -56,4 +60,4 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        after(step, loss.item())
+        record(loss.item())
