@@ -9,18 +9,14 @@ from references import normal
 from phasor.ops import adapted_linear as ops
 from phasor.ops import dispatch
 from phasor.ops.glu import glu_ref
-from phasor.ops.quantized import dequantize, dequantize_into, quantize_int8, quantize_nf4
+from phasor.ops.quantized import dequantize, quantize_int8, quantize_nf4, updated_matrix
 
 KINDS = {
     "plain": lambda weight: weight,
     "nf4": lambda weight: quantize_nf4(weight.float()),
     "int8": lambda weight: quantize_int8(weight.float()),
 }
-SIDE_BY_SIDE = {
-    "wide": (64, 72, 8),
-    "narrow": (128, 64, 8),
-}  # inputs, outputs, rank: in which direction it is one product
-APART = {"odd rank": (64, 72, 3), "square": (64, 64, 8)}
+SIZES = {"wide": (64, 72, 8), "narrow": (128, 64, 8), "odd rank": (64, 72, 3)}  # inputs, outputs, rank
 
 
 def draw(kind, sizes, dtype=torch.float64, rows=(2, 3), gated=False):
@@ -45,11 +41,12 @@ def with_gradients(function, x, matrix, *factors_and_activation):
 
 
 @pytest.mark.cpu_only("gradcheck draws from the CPU's generator")
-@pytest.mark.parametrize("sizes", [*SIDE_BY_SIDE, *APART])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("min_rows", [1, 512], ids=["one product", "two products"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_in_float64(kind, sizes, monkeypatch):
-    monkeypatch.setattr(ops, "MAX_ROWS", 0)
-    x, matrix, A, B = draw(kind, (SIDE_BY_SIDE | APART)[sizes])
+def test_gradients_in_float64(kind, min_rows, sizes, monkeypatch):
+    monkeypatch.setattr(ops, "MIN_ROWS", min_rows)
+    x, matrix, A, B = draw(kind, SIZES[sizes])
     assert torch.autograd.gradcheck(
         lambda *args: ops.adapted_linear(args[0], matrix, *args[1:]), (x, A, B), fast_mode=True
     )
@@ -67,20 +64,16 @@ def test_a_gated_activation_before_it(kind, activation):
     torch.testing.assert_close(ours, with_gradients(composed, *args, activation), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-@pytest.mark.parametrize("sizes", SIDE_BY_SIDE)
-def test_factors_ride_beside_a_dequantized_matrix(kind, sizes, monkeypatch):
-    """In one product where its result is wider than what it reads, forward or backward, and there are many rows."""
-    x, matrix, A, B = draw(kind, SIDE_BY_SIDE[sizes], torch.float32, (13, 5))
-    widths = []
-    monkeypatch.setattr(
-        ops, "dequantize_into", lambda matrix, y: widths.append(y.stride(0)) or dequantize_into(matrix, y)
-    )
-    ours = with_gradients(ops.adapted_linear, x, matrix, A, B)
-    assert widths == [72 if sizes == "wide" else 128]  # x and A x in a row; W and A are rows of one matrix
-    torch.testing.assert_close(ours, with_gradients(composed, x, matrix, A, B), rtol=1e-5, atol=1e-4)
-    with_gradients(ops.adapted_linear, *draw(kind, SIDE_BY_SIDE[sizes], torch.float32, (64,)))
-    assert len(widths) == 1
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_rows_are_multiplied_by_the_sum_of_a_quantized_matrix_and_its_update(kind, monkeypatch):
+    """Forward and backward. One that is held in 16 bits would lose small updates in a sum, and is left as it is."""
+    sums, few, many = [], (64,), (4, ops.MIN_ROWS // 4)
+    monkeypatch.setattr(ops, "updated_matrix", lambda *args: sums.append(args) or updated_matrix(*args))
+    for rows in few, many:
+        args = draw(kind, SIZES["wide"], torch.float32, rows)
+        ours, theirs = (with_gradients(function, *args) for function in (ops.adapted_linear, composed))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # sums of 512 products of float32 numbers
+        assert len(sums) == (2 if kind != "plain" and rows == many else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,15 +100,24 @@ def test_nothing_is_copied_to_be_added_to(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_add_products_and_read_a_gradient_once(kind, monkeypatch):
+@pytest.mark.parametrize("many", [False, True])
+def test_kernels_add_products_and_read_a_gradient_once(kind, many, monkeypatch):
     kernels, ran = pytest.importorskip("phasor.ops.low_rank_kernels"), []
-    for name in ("add_product", "gradients"):
-        kernel = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *args, name=name, kernel=kernel: ran.append(name) or kernel(*args))
+    nf4_kernels = pytest.importorskip("phasor.ops.quantized.nf4_kernels")
+    for module, name in (
+        (kernels, "add_product"),
+        (kernels, "gradients"),
+        (kernels, "int8_updated"),
+        (nf4_kernels, "updated"),
+    ):
+        kernel = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, name=name, kernel=kernel: ran.append(name) or kernel(*args))
+    monkeypatch.setattr(ops, "MIN_ROWS", 70 if many else 71)
     args = draw(kind, (64, 72, 8), torch.float16, (70,))
     with dispatch.force_path("triton"):
         ours = with_gradients(ops.adapted_linear, *args)
-    assert ran == (["add_product"] if kind == "plain" else []) + ["gradients", "add_product"]
+    added = {"nf4": "updated", "int8": "int8_updated"}.get(kind, "add_product") if many else "add_product"
+    assert ran == [added, "gradients", added]
     x, matrix, A, B = args
     weight = dequantize(matrix, torch.float16).double()
     exact = with_gradients(composed, *(t.detach().double().requires_grad_() for t in (x, weight, A, B)))

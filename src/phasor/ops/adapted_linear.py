@@ -1,14 +1,15 @@
 """Linear layers with frozen weights and a low-rank adapter: `x W^T + x A^T B^T` as one operation.
 
-Both directions add in place: a sum of tensors that compilers and autograd form copies one of them first, and the output
-of a layer may be the largest tensor of a model. Saved are x, `x A^T`, the factors, and the matrix as it is held. With a
+A matrix that is dequantized for its product gets the update then, `W + B A`, and both products are one. Elsewhere both
+directions add in place: a sum of tensors that compilers and autograd form copies one of them first, and the output of a
+layer may be the largest tensor of a model. Saved are x, `x A^T`, the factors, and the matrix as it is held. With a
 gated activation before the product `x` is gate and up, and the activation is computed again in the backward pass.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,11 +17,9 @@ from torch import Tensor
 from phasor.ops.custom_op import CustomOp, save_record, saved_record
 from phasor.ops.glu.glu import glu_op
 from phasor.ops.low_rank import add_product, low_rank_gradients
-from phasor.ops.quantized import NF4_LINEAR, FrozenMatrix, Int8Matrix, NF4Matrix, dequantize, dequantize_into
-from phasor.ops.quantized.frozen import MAX_ROWS
-from phasor.ops.quantized.nf4 import BLOCK_SIZE
+from phasor.ops.quantized import NF4_LINEAR, FrozenMatrix, Int8Matrix, NF4Matrix, dequantize, updated_matrix
 
-ALIGNMENT = 16  # bytes that rows are multiples of where matrix products are fast
+MIN_ROWS = 512  # with fewer, a pass over outputs takes less time than the update of a matrix
 
 
 class PlainMatrix(NamedTuple):
@@ -42,37 +41,27 @@ def weight_of(matrix: HeldMatrix, dtype: torch.dtype) -> Tensor:
     return dequantize(matrix.values if isinstance(matrix, PlainMatrix) else matrix, dtype)
 
 
-def project(x: Tensor, low: Tensor, matrix: HeldMatrix, B: Tensor) -> Tensor:
-    """`x W^T + low B^T` of rows `x [M, K]` and `low [M, rank]`."""
-    (_, inputs), (outputs, rank) = x.shape, B.shape
-    if not isinstance(matrix, PlainMatrix) and is_one_product(x, rank, outputs):
-        both = x.new_empty(outputs, inputs + rank)
-        dequantize_into(matrix, both[:, :inputs])
-        both[:, inputs:] = B
-        return torch.cat((x, low), dim=1) @ both.t()
+def project(x: Tensor, low: Tensor, matrix: HeldMatrix, A: Tensor, B: Tensor) -> Tensor:
+    """`x W^T + low B^T` of rows `x [M, K]`, and `low [M, rank]`, which is `x A^T`."""
+    if takes_update(matrix, x):
+        return x @ updated_matrix(matrix, A, B).t()
     y: Tensor = NF4_LINEAR(x, matrix) if isinstance(matrix, NF4Matrix) else x @ weight_of(matrix, x.dtype).t()
     return add_product(y, low, B.t())
 
 
-def project_back(dy: Tensor, dlow: Tensor, matrix: HeldMatrix, A: Tensor) -> Tensor:
-    """`dy W + dlow A` of rows `dy [M, N]` and `dlow [M, rank]`."""
-    (_, outputs), (rank, inputs) = dy.shape, A.shape
-    if not isinstance(matrix, PlainMatrix) and is_one_product(dy, rank, inputs):
-        both = dy.new_empty(outputs + rank, inputs)
-        dequantize_into(matrix, both[:outputs])
-        both[outputs:] = A
-        return torch.cat((dy, dlow), dim=1) @ both
+def project_back(dy: Tensor, dlow: Tensor, matrix: HeldMatrix, A: Tensor, B: Tensor) -> Tensor:
+    """`dy W + dlow A` of rows `dy [M, N]`, and `dlow [M, rank]`, which is `dy B`."""
+    if takes_update(matrix, dy):
+        return dy @ updated_matrix(matrix, A, B)
     return add_product(dy @ weight_of(matrix, dy.dtype), dlow, A)
 
 
-def is_one_product(x: Tensor, rank: int, outputs: int) -> bool:
-    """Whether both products are one, with a matrix that is dequantized anyway and a factor beside it.
+def takes_update(matrix: HeldMatrix, rows: Tensor) -> TypeGuard[FrozenMatrix]:
+    """Whether rows are multiplied by the sum of a matrix and its update.
 
-    It copies the rows, and so spares a second pass over outputs that are wider than these.
+    The matrix is dequantized for many rows anyway, and one product spares a pass over outputs.
     """
-    rows, inputs = x.shape
-    aligned = inputs % BLOCK_SIZE == 0 and (inputs + rank) * x.element_size() % ALIGNMENT == 0
-    return aligned and inputs < outputs and rows > MAX_ROWS
+    return not isinstance(matrix, PlainMatrix) and len(rows) >= MIN_ROWS
 
 
 def define_op(name: str, kind: type[HeldMatrix]) -> CustomOp:
@@ -84,7 +73,7 @@ def define_op(name: str, kind: type[HeldMatrix]) -> CustomOp:
     def forward(x: Tensor, matrix: Any, A: Tensor, B: Tensor, activation: str | None) -> tuple[Tensor, Tensor]:
         h = (x if activation is None else glu_op(x, activation)).reshape(-1, matrix.inputs)
         low = h @ A.t()
-        return project(h, low, matrix, B).view(*x.shape[:-1], len(B)), low
+        return project(h, low, matrix, A, B).view(*x.shape[:-1], len(B)), low
 
     def backward(
         dy: Tensor, x: Tensor, matrix: Any, low: Tensor, A: Tensor, B: Tensor, activation: str | None, needs_dx: bool
@@ -94,7 +83,7 @@ def define_op(name: str, kind: type[HeldMatrix]) -> CustomOp:
         dlow, dB = low_rank_gradients(dy, low, B)
         dx = dy.new_empty(0)
         if needs_dx or activation is not None:
-            dx = project_back(dy, dlow, matrix, A)
+            dx = project_back(dy, dlow, matrix, A, B)
         if activation is not None:
             from phasor.ops.glu.kernels import glu_backward
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
 
 MIN_RANK = 16  # of a product by tensor cores
+UPDATE_TILE = {"BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 8}
 ADD_TILE = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8}
 # By padded rank, as shared memory of 227 KB holds them: wide tiles leave few parts of `dy B` to be summed.
 GRADIENT_TILES = {
@@ -48,6 +49,35 @@ def add_product_kernel(
     factor = tl.load(factor_ptrs, mask=(ranks[:, None] < RANK) & (offs_n < N), other=0.0)
     total = y.to(tl.float32) + tl.dot(low, factor)
     tl.store(ptrs, total.to(y_ptr.dtype.element_ty), mask=(offs_m < M) & (offs_n < N))
+
+
+@triton.jit
+def product_tile(
+    b_ptr, a_ptr, first_n, first_k, N, K,
+    RANK: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A tile of the product of `b [N, RANK]` and `a [RANK, K]`, in float32."""
+    offs_n, ranks = (first_n + tl.arange(0, BLOCK_N))[:, None], tl.arange(0, PADDED)
+    offs_k = (first_k + tl.arange(0, BLOCK_K))[None, :]
+    b = tl.load(b_ptr + offs_n * RANK + ranks[None, :], mask=(offs_n < N) & (ranks[None, :] < RANK), other=0.0)
+    a = tl.load(a_ptr + ranks[:, None] * K + offs_k, mask=(ranks[:, None] < RANK) & (offs_k < K), other=0.0)
+    return tl.dot(b, a)
+
+
+@triton.jit
+def int8_updated_kernel(
+    y_ptr, a_ptr, b_ptr, values_ptr, scale_ptr, N, K,
+    RANK: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A tile of `y [N, K] = scale [N, 1] values [N, K] + b [N, RANK] a [RANK, K]`, rounded once."""
+    tiles = tl.cdiv(K, BLOCK_K)
+    first_n, first_k = tl.program_id(0) // tiles * BLOCK_N, tl.program_id(0) % tiles * BLOCK_K
+    update = product_tile(b_ptr, a_ptr, first_n, first_k, N, K, RANK, PADDED, BLOCK_N, BLOCK_K)
+    offs_n, offs_k = (first_n + tl.arange(0, BLOCK_N))[:, None], (first_k + tl.arange(0, BLOCK_K))[None, :]
+    offs, inside = offs_n.to(tl.int64) * K + offs_k, (offs_n < N) & (offs_k < K)
+    values = tl.load(values_ptr + offs, mask=inside, other=0).to(tl.float32)
+    y = values * tl.load(scale_ptr + offs_n, mask=offs_n < N, other=0.0) + update
+    tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -103,6 +133,12 @@ def prepare_add(M: int, N: int, stride_y: int, RANK: int, TRANSPOSED: bool) -> t
     return (cdiv(M, ADD_TILE["BLOCK_M"]) * cdiv(N, ADD_TILE["BLOCK_N"]),), {"PADDED": padded_rank(RANK), **ADD_TILE}
 
 
+def prepare_updated(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid and the tiles."""
+    grid = (cdiv(N, UPDATE_TILE["BLOCK_N"]) * cdiv(K, UPDATE_TILE["BLOCK_K"]),)
+    return grid, {"PADDED": padded_rank(RANK), **UPDATE_TILE}
+
+
 def prepare_gradients(M: int, N: int, stride_dy: int, rows: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid, groups of columns by groups of rows, and the tiles."""
     padded = padded_rank(RANK)
@@ -118,6 +154,7 @@ def prepare_sums(count: int, size: int) -> tuple[tuple[int, ...], dict[str, Any]
 
 
 ADD = KernelLauncher(add_product_kernel, prepare_add)
+INT8_UPDATED = KernelLauncher(int8_updated_kernel, prepare_updated)
 GRADIENTS = KernelLauncher(gradients_kernel, prepare_gradients)
 SUMS = KernelLauncher(sum_parts_kernel, prepare_sums)
 
@@ -130,6 +167,15 @@ def add_product(y: Tensor, low: Tensor, factor: Tensor) -> Tensor:
         tensors = {"y_ptr": y, "low_ptr": low.contiguous(), "factor_ptr": factor}
         (M, N), rank = y.shape, low.shape[1]
         ADD(y, tensors, M=M, N=N, stride_y=y.stride(0), RANK=rank, TRANSPOSED=transposed)
+    return y
+
+
+def int8_updated(values: Tensor, scale: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """`scale values + B A` for `values [N, K]` in int8, `scale [N]`, `A [rank, K]` and `B [N, rank]`."""
+    y = torch.empty(values.shape, dtype=A.dtype, device=A.device)
+    factors = {"a_ptr": A.contiguous(), "b_ptr": B.contiguous()}
+    tensors = {"y_ptr": y, **factors, "values_ptr": values.contiguous(), "scale_ptr": scale.contiguous()}
+    INT8_UPDATED(y, tensors, N=len(B), K=A.shape[1], RANK=len(A))
     return y
 
 

@@ -10,7 +10,6 @@ from phasor.ops.quantized.matrix import (
     PackedInt4,
     QuantizedMatrix,
     dequantize,
-    dequantize_into,
     quantize_int4,
     quantize_int8,
 )
@@ -29,12 +28,14 @@ from phasor.ops.quantized.reference import (
     quantize_int8_ref,
     quantize_nf4_ref,
 )
+from phasor.ops.quantized.updated import UPDATED_MATRIX, updated_matrix
 
 __all__ = [
     "GROUP_SIZES",
     "NF4_DEQUANTIZE",
     "NF4_LINEAR",
     "QUANTIZED_LINEAR",
+    "UPDATED_MATRIX",
     "FrozenMatrix",
     "Int4Matrix",
     "Int8Matrix",
@@ -44,7 +45,6 @@ __all__ = [
     "QuantizedMatrix",
     "dequantize",
     "dequantize_int4_ref",
-    "dequantize_into",
     "dequantize_nf4_ref",
     "dequantize_ref",
     "frozen_linear",
@@ -62,4 +62,5 @@ __all__ = [
     "quantize_nf4_ref",
     "quantized_embedding",
     "quantized_linear",
+    "updated_matrix",
 ]

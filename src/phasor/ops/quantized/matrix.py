@@ -147,18 +147,3 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
         return (matrix.values * scale[:, None]).to(dtype)
     integers = nibbles_of(matrix.values).view(torch.int8) - 8
     return (integers.unflatten(-1, (-1, matrix.group_size)) * scale[..., None]).flatten(-2).to(dtype)
-
-
-def dequantize_into(matrix: Int8Matrix | NF4Matrix, output: Tensor) -> None:
-    """Write the matrix into `[N, K]` in a floating-point dtype, which may be some columns of a wider one.
-
-    >>> wide = torch.zeros(1, 3)
-    >>> dequantize_into(quantize_int8(torch.tensor([[127.0, -3.2]])), wide[:, :2])
-    >>> wide.tolist()
-    [[127.0, -3.0, 0.0]]
-    """
-    if isinstance(matrix, NF4Matrix):
-        dequantize_nf4(matrix, output.dtype, output)
-    else:
-        scale = matrix.scale.to(torch.float64 if output.dtype == torch.float64 else torch.float32)
-        torch.mul(matrix.values, scale[:, None], out=output)

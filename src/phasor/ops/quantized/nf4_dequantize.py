@@ -19,32 +19,27 @@ from phasor.ops.quantized.nf4 import (
 WORD = 4  # bytes that the kernel reads at once
 
 
-def dequantize_in_torch(matrix: NF4Matrix, dtype: torch.dtype, output: Tensor | None) -> Tensor:
+def dequantize_in_torch(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
     """The matrix by table lookups."""
     device = matrix.values.device
     scales = block_scales(*matrix[1:], dynamic_map(device), NESTED_BLOCK_SIZE)
-    weight = look_up(matrix.values, nf4_code(device), scales, BLOCK_SIZE).view(len(matrix.values), -1)
-    return weight.to(dtype) if output is None else output.copy_(weight)
+    return look_up(matrix.values, nf4_code(device), scales, BLOCK_SIZE).view(len(matrix.values), -1).to(dtype)
 
 
-def dequantize_by_kernel(matrix: NF4Matrix, dtype: torch.dtype, output: Tensor | None) -> Tensor:
+def dequantize_by_kernel(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
     """The matrix by a Triton kernel."""
     from phasor.ops.quantized import nf4_kernels
 
-    if output is None:
-        output = torch.empty(len(matrix.values), matrix.inputs, dtype=dtype, device=matrix.values.device)
-    return nf4_kernels.dequantize(matrix, output)
+    return nf4_kernels.dequantize(matrix, dtype)
 
 
-def dequantize_why_not(matrix: NF4Matrix, dtype: torch.dtype, output: Tensor | None) -> str | None:
+def dequantize_why_not(matrix: NF4Matrix, dtype: torch.dtype) -> str | None:
     """Why the kernel does not dequantize a matrix."""
     reason = triton_why_not(matrix.values)
     if reason is not None:
         return reason
     if matrix.values.numel() % WORD or matrix.values.storage_offset() % WORD:
         return f"its bytes do not begin and end at multiples of {WORD}"
-    if output is not None and output.stride(0) > matrix.inputs and matrix.inputs % BLOCK_SIZE:
-        return f"blocks of {BLOCK_SIZE} weights cross rows of {matrix.inputs}, which are not one after another"
     return None if dtype in KERNEL_DTYPES else f"{str(dtype)[6:]} has no kernel"
 
 
@@ -53,13 +48,13 @@ NF4_DEQUANTIZE = Dispatch(
 )
 
 
-def dequantize_nf4(matrix: NF4Matrix, dtype: torch.dtype, output: Tensor | None = None) -> Tensor:
-    """The matrix `[N, K]` in a floating-point dtype: float32 products, rounded once; `output` of that dtype gets it.
+def dequantize_nf4(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
+    """The matrix `[N, K]` in a floating-point dtype: float32 products, rounded once.
 
     >>> from phasor.ops.quantized import quantize_nf4
     >>> weight = torch.tensor([[1.0, -0.25, 0.0, 0.5]])
     >>> [round(x, 3) for x in dequantize_nf4(quantize_nf4(weight), torch.float32)[0].tolist()]
     [1.0, -0.284, 0.0, 0.441]
     """
-    weight: Tensor = NF4_DEQUANTIZE(matrix, dtype, output)
+    weight: Tensor = NF4_DEQUANTIZE(matrix, dtype)
     return weight

@@ -1,4 +1,5 @@
-"""Triton kernels for NF4: dequantization, and the product of a few rows with a matrix that is read in 4 bits.
+"""Triton kernels for NF4: dequantization, with or without an update of low rank, and the product of a few rows with a
+matrix that is read in 4 bits.
 
 The block scales are dequantized where they are used. The 16 values and the dynamic map are small enough to stay in L1.
 """
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv
+from phasor.ops.low_rank_kernels import UPDATE_TILE, padded_rank, product_tile
 from phasor.ops.quantized.nf4 import BLOCK_SIZE, NESTED_BLOCK_SIZE, NF4Matrix, dynamic_map, nf4_code
 
 SCALE_GROUP = tl.constexpr(BLOCK_SIZE)
@@ -40,28 +42,54 @@ def look_up(w, code_ptr):
 
 
 @triton.jit
-def nf4_dequantize_kernel(
-    y_ptr, words_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_words, K,
-    PAD: tl.constexpr, BLOCK: tl.constexpr,
+def dequantize_words(
+    words_ptr, words, inside, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """`y [8 num_words]` of int32, eight weights each; with PAD elements after rows of K, which are whole blocks then.
-
-    A thread writes the weights of a word at once, in 16 bits, and looks their values up in shared memory.
-    """
-    words = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = words < num_words
-    blocks = words // SCALE_WORDS
+    """The weights `[BLOCK, 8]` of words of int32, eight each, in float32: values are looked up in shared memory."""
     w = tl.load(words_ptr + words, mask=inside, other=0)
-    scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, blocks, inside)
+    scale = block_scales(absmax_ptr, nested_ptr, offset_ptr, map_ptr, words // SCALE_WORDS, inside)
     nibbles = tl.arange(0, 8)[None, :] ^ 1  # the upper half of a byte comes first
     places = (w[:, None] >> nibbles * 4) & 15
     code = tl.load(code_ptr + tl.arange(0, 16))
-    y = tl.reshape(tl.gather(code, tl.reshape(places, [BLOCK * 8]), 0), [BLOCK, 8]) * scale[:, None]
-    first_y = words.to(tl.int64) * 8
-    if PAD > 0:
-        first_y += blocks // (K // SCALE_GROUP) * PAD
-    offs_y = first_y[:, None] + tl.arange(0, 8)[None, :]
+    return tl.reshape(tl.gather(code, tl.reshape(places, [BLOCK * 8]), 0), [BLOCK, 8]) * scale[:, None]
+
+
+@triton.jit
+def store_words(y_ptr, words, inside, y):
+    """Write weights `[BLOCK, 8]`, in 16 bits those of a word at once."""
+    offs_y = words.to(tl.int64)[:, None] * 8 + tl.arange(0, 8)[None, :]
     tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def nf4_dequantize_kernel(
+    y_ptr, words_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, num_words, BLOCK: tl.constexpr
+):  # fmt: skip
+    """`y [8 num_words]` of int32, eight weights each."""
+    words = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = words < num_words
+    y = dequantize_words(words_ptr, words, inside, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, BLOCK)
+    store_words(y_ptr, words, inside, y)
+
+
+@triton.jit
+def nf4_updated_kernel(
+    y_ptr, a_ptr, b_ptr, words_ptr, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, N, K,
+    RANK: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A tile of `y [N, K]`: the weights of words and the product of `b [N, RANK]` and `a [RANK, K]`, rounded once."""
+    WORDS: tl.constexpr = BLOCK_K // 8
+    tiles = tl.cdiv(K, BLOCK_K)
+    first_n, first_k = tl.program_id(0) // tiles * BLOCK_N, tl.program_id(0) % tiles * BLOCK_K
+    update = product_tile(b_ptr, a_ptr, first_n, first_k, N, K, RANK, PADDED, BLOCK_N, BLOCK_K)
+    places = tl.arange(0, BLOCK_N * WORDS)
+    rows, columns = first_n + places // WORDS, first_k // 8 + places % WORDS
+    inside = (rows < N) & (columns < K // 8)
+    words = rows * (K // 8) + columns
+    y = dequantize_words(
+        words_ptr, words, inside, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, BLOCK_N * WORDS
+    )  # fmt: skip
+    store_words(y_ptr, words, inside, y + tl.reshape(update, [BLOCK_N * WORDS, 8]))
 
 
 @triton.jit
@@ -100,9 +128,15 @@ def tables_of(matrix: NF4Matrix) -> dict[str, Tensor]:
     return tensors | {"code_ptr": nf4_code(device), "map_ptr": dynamic_map(device)}
 
 
-def prepare_dequantize(num_words: int, K: int, PAD: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+def prepare_dequantize(num_words: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and what the kernel is compiled for."""
     return (cdiv(num_words, WORDS),), {"BLOCK": WORDS, "num_warps": 4, **ROUNDED}
+
+
+def prepare_updated(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid and the tiles."""
+    grid = (cdiv(N, UPDATE_TILE["BLOCK_N"]) * cdiv(K, UPDATE_TILE["BLOCK_K"]),)
+    return grid, {"PADDED": padded_rank(RANK), **UPDATE_TILE, **ROUNDED}
 
 
 def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -113,17 +147,28 @@ def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any
 
 
 DEQUANTIZE = KernelLauncher(nf4_dequantize_kernel, prepare_dequantize)
+UPDATED = KernelLauncher(nf4_updated_kernel, prepare_updated)
 GEMM = KernelLauncher(nf4_gemm_kernel, prepare_gemm)
 
 
-def dequantize(matrix: NF4Matrix, output: Tensor) -> Tensor:
-    """The matrix `[N, K]`, whole words: into dense rows, or into parts of longer ones where K is a multiple of 64."""
+def dequantize(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
+    """The matrix `[N, K]`, whole words."""
     tables = tables_of(matrix)
     words = tables.pop("values_ptr").flatten().view(torch.int32)
-    pad = output.stride(0) - matrix.inputs
-    tensors = {"y_ptr": output, "words_ptr": words} | tables
-    DEQUANTIZE(output, tensors, num_words=words.numel(), K=matrix.inputs, PAD=pad)
-    return output
+    y = torch.empty(len(matrix.values), matrix.inputs, dtype=dtype, device=words.device)
+    DEQUANTIZE(y, {"y_ptr": y, "words_ptr": words} | tables, num_words=words.numel())
+    return y
+
+
+def updated(matrix: NF4Matrix, A: Tensor, B: Tensor) -> Tensor:
+    """`W + B A` for a matrix `[N, K]` whose rows are whole words, `A [rank, K]` and `B [N, rank]`."""
+    tables = tables_of(matrix)
+    words = tables.pop("values_ptr").view(torch.int32)
+    N, (rank, K) = len(B), A.shape
+    y = torch.empty(N, K, dtype=A.dtype, device=A.device)
+    tensors = {"y_ptr": y, "a_ptr": A.contiguous(), "b_ptr": B.contiguous(), "words_ptr": words} | tables
+    UPDATED(y, tensors, N=N, K=K, RANK=rank)
+    return y
 
 
 def multiply(x: Tensor, matrix: NF4Matrix) -> Tensor:
