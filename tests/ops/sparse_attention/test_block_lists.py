@@ -74,6 +74,29 @@ def test_the_kernel_equals_the_reference_in_float64(name, held, monkeypatch):
             torch.testing.assert_close(got.double(), right, atol=SINGLE, rtol=SINGLE)
 
 
+@pytest.mark.parametrize("held_tiles", [1, 2])
+def test_slots_that_choose_no_block_are_not_read(held_tiles, monkeypatch):
+    """What was in memory before does not matter; nor does how many tiles of queries go by the keys of a block."""
+    monkeypatch.setattr(list_launch, "MAX_HELD_TILES", held_tiles)
+    monkeypatch.setattr(list_launch, "MIN_PROGRAMS", 1)
+    slot_tensor = list_launch.slot_tensor
+
+    def filled_slots(x, slots):
+        y, strides = slot_tensor(x, slots)
+        return y.fill_(float("nan")), strides
+
+    monkeypatch.setattr(list_launch, "slot_tensor", filled_slots)
+    mask, score_mod = Mask(causal=True, pattern=TopBlocks(16, 3)), ScoreMod(scale=DIM**-0.5)
+    inputs, exact = (qkv(40, 40, dtype) for dtype in (torch.float32, torch.float64))
+    with dispatch.force_path("triton"):
+        ours = sparse_attention(*inputs, mask, score_mod)
+        expected = sparse_attention_ref(*exact, mask, score_mod)[0]
+        torch.testing.assert_close(ours.double(), expected, atol=SINGLE, rtol=SINGLE)
+        grads = torch.autograd.grad(ours.square().sum(), inputs)
+    for got, right in zip(grads, torch.autograd.grad(expected.square().sum(), exact), strict=True):
+        torch.testing.assert_close(got.double(), right, atol=4 * SINGLE, rtol=SINGLE)
+
+
 @pytest.mark.parametrize("at_once", [64, 16])
 @pytest.mark.parametrize(("dtype", "top_k"), [(torch.float32, 4), (torch.float16, 2)])
 def test_the_kernel_chooses_the_same_blocks_as_torch(dtype, top_k, at_once, monkeypatch):
@@ -134,6 +157,7 @@ REASONS = {
         ScoreMod(scale=1.0),
     ),
     "the scores are soft-capped": (Mask(causal=True, pattern=TopBlocks(16, 2)), ScoreMod(scale=1.0, softcap=5.0)),
+    "the scale of scores is not positive": (Mask(causal=True, pattern=TopBlocks(16, 2)), ScoreMod(scale=-1.0)),
     "dropped out": (Mask(causal=True, pattern=KeyBlocks(16)), ScoreMod(scale=1.0, dropout=0.5)),
 }
 

@@ -30,6 +30,8 @@ def block_lists_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, 
     reason = dispatch.triton_why_not(q, k, v) or unsupported_scores(score_mod)
     if reason is not None:
         return reason
+    if score_mod.scale <= 0:
+        return "the scale of scores is not positive"
     if q.shape[1] == 1:
         return "one query needs no tiles of queries"
     if score_mod.dropout > 0:
@@ -114,9 +116,9 @@ class TopBlockArgs(NamedTuple):
         """The lists of key blocks for the `"forward"` or the `"dq"` kernel, and what else the kernels take."""
         from phasor.ops.sparse_attention import list_launch
 
-        block_m = list_launch.selected_tile(kernel, q, self.block)
+        block_m = list_launch.selected_tile(kernel, q, self.block, self.top_k)
         lists = selected_block_lists(chosen, cdiv(k.shape[1], self.block), block_m)
-        return list_launch.ListArgs(lists, block_m, self.block, self.top_k, self.offset, True, self.scale, True)
+        return list_launch.ListArgs(lists, block_m, self.block, self.top_k, self.offset, True, self.scale, True, chosen)
 
 
 @custom_op("phasor::key_block_attention")

@@ -1,4 +1,4 @@
-"""The kernels of attention over lists of key blocks: two of the forward, merge of slots, and gradients of queries."""
+"""The kernels of attention over lists of key blocks: forward, merge and sum of slots, gradients of queries."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def block_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans
                          HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
                          SLOTS: tl.constexpr):  # fmt: skip
     """As `list_forward_kernel`, causal, for tiles of one block: its keys and values are read once for all queries."""
-    head, batch, row, first, last, begin, _middle, end = tile_of_program(spans_ptr, num_tiles, num_heads, stride_spans)
+    head, batch, row, first, last, begin, middle, end = tile_of_program(spans_ptr, num_tiles, num_heads, stride_spans)
     if end == begin:
         return
     start = tl.load(entries_ptr + row * stride_entries + begin) * BLOCK
@@ -73,16 +73,17 @@ def block_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans
     out_ptr += batch * stride_ob + head * stride_oh
     lse_ptr += row * num_queries * SLOTS
     offs_n = (start + tl.arange(0, BLOCK))[None, :]
+    factor = scale * LOG2E
     for place in range(first, last, BLOCK_M):
         pair, valid, query = load_pairs(pairs_ptr + row * stride_pairs, place, last, SLOTS, BLOCK_M)
         q = gather_tile(q_ptr, query, stride_qt, valid, BLOCK_D, HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)
-        # Of a block before its own a query sees all.
-        scores = tl.where(offs_n <= tl.where(valid, query + offset, num_keys)[:, None], scores, float("-inf"))
-        m_i = tl.max(scores, 1)
-        p = tl.exp2(scores - m_i[:, None])
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if begin == middle:  # the queries' own block; of one before it they see all
+            products = tl.where(offs_n <= tl.where(valid, query + offset, num_keys)[:, None], products, float("-inf"))
+        m_i = tl.max(products, 1) * factor
+        p = tl.exp2(products * factor - m_i[:, None])
         l_i = tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, input_precision="ieee") / l_i[:, None]
+        acc = tl.dot(p.to(v.dtype), v, input_precision="ieee") * (1.0 / l_i)[:, None]
         store_pairs(out_ptr, acc, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)
         tl.store(lse_ptr + pair, m_i + tl.log2(l_i), mask=valid)
 
@@ -132,7 +133,7 @@ def list_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_
                 visible &= offs_n <= index
             v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
             acc, l_i, m_i = online_softmax(tl.where(visible, scores, float("-inf")), v, acc, l_i, m_i, True)
-    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+    acc *= (1.0 / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
     out_ptr += batch * stride_ob + head * stride_oh
     store_pairs(out_ptr, acc, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)
     lse = m_i + tl.log2(tl.where(l_i == 0.0, 1.0, l_i))
@@ -162,8 +163,27 @@ def merge_kernel(slots_ptr, slot_lse_ptr, out_ptr, lse_ptr, num_queries, num_hea
         acc += weight[:, None] * x.to(tl.float32)
     batch, head, query = offs_m // (num_heads * num_queries), offs_m // num_queries % num_heads, offs_m % num_queries
     out_ptrs = out_ptr + (batch * stride_ob + head * stride_oh + query * stride_ot)[:, None] + offs_d[None, :]
-    tl.store(out_ptrs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_range)
+    tl.store(out_ptrs, (acc * (1.0 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=in_range)
     tl.store(lse_ptr + offs_m, top + tl.log2(total), mask=valid)
+
+
+@triton.jit
+def sum_kernel(slots_ptr, chosen_ptr, out_ptr, num_queries, num_heads, rows, stride_ob, stride_ot, stride_oh,
+               HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+               SLOTS: tl.constexpr):  # fmt: skip
+    """The sum of all slots of a query that chose a block."""
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # of [B, H, Tq]
+    valid = offs_m < rows
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    offs_d = tl.arange(0, BLOCK_D)
+    in_range = valid[:, None] & (offs_d < HEAD_DIM)[None, :]
+    for s in range(SLOTS):
+        used = tl.load(chosen_ptr + offs_m * SLOTS + s, mask=valid, other=-1) >= 0
+        ptrs = slots_ptr + (offs_m * SLOTS + s)[:, None] * HEAD_DIM + offs_d[None, :]
+        acc += tl.load(ptrs, mask=in_range & used[:, None], other=0.0).to(tl.float32)
+    batch, head, query = offs_m // (num_heads * num_queries), offs_m // num_queries % num_heads, offs_m % num_queries
+    out_ptrs = out_ptr + (batch * stride_ob + head * stride_oh + query * stride_ot)[:, None] + offs_d[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=in_range)
 
 
 @triton.jit

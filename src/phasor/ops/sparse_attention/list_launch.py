@@ -10,25 +10,27 @@ from torch import Tensor
 
 from phasor.ops.attention.flash_launch import contiguous_features, output_dot_gradient, row_stride, token_strides
 from phasor.ops.attention.flash_tiles import Tiling, block_d, tiling
-from phasor.ops.launch import KernelLauncher, cdiv, next_power_of_2
+from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
 from phasor.ops.sparse_attention.list_dkdv_kernel import list_dkdv_kernel
 from phasor.ops.sparse_attention.list_kernels import (
     block_forward_kernel,
     list_dq_kernel,
     list_forward_kernel,
     merge_kernel,
+    sum_kernel,
 )
 from phasor.ops.sparse_attention.select_kernel import select_kernel
 from phasor.ops.sparse_attention.tile_lists import TileLists, largest_tile
 
-launch_forward, launch_merge = KernelLauncher(list_forward_kernel), KernelLauncher(merge_kernel)
+launch_forward = KernelLauncher(list_forward_kernel)
+launch_merge, launch_sum = KernelLauncher(merge_kernel), KernelLauncher(sum_kernel)
 launch_dq, launch_dkdv = KernelLauncher(list_dq_kernel), KernelLauncher(list_dkdv_kernel)
 launch_select, launch_block_forward = KernelLauncher(select_kernel), KernelLauncher(block_forward_kernel)
 SELECT_TILE = {2: 64, 4: 32}  # queries and blocks whose scores a program of the choice holds, by bytes per element
 MAX_ONE_TILE = 128  # blocks that are chosen from at once
 # The most keys of a block, and bytes of them and of their values each, that a program holds while queries go by.
 MAX_HELD_KEYS, MAX_HELD_BYTES = 128, 1 << 15
-HELD_TILES = 4  # tiles of queries that go by
+MAX_HELD_TILES, MIN_PROGRAMS = 16, 2048  # tiles of queries that go by, unless programs become fewer
 # Queries that chose one block read the same keys, all of them: as many as registers hold.
 WIDE_FORWARD = Tiling(128, 64, 8, 3)
 
@@ -37,7 +39,8 @@ WIDE_FORWARD = Tiling(128, 64, 8, 3)
 class ListArgs:
     """What all kernels over lists take: blocks of `block` keys, `slots` per query, queries after `offset` others.
 
-    Tiles are of up to `block_m` queries, each of `one_block` or of a list of them.
+    Tiles are of up to `block_m` queries, each of `one_block` or of a list of them. Queries `chosen` by score have slots
+    that are not used.
     """
 
     lists: TileLists
@@ -48,6 +51,7 @@ class ListArgs:
     causal: bool
     scale: float
     one_block: bool
+    chosen: Tensor | None = None
 
     def scalars(self, kernel: str, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         """The scalars that the `"forward"`, `"dq"` and `"dkdv"` kernels share, and the options of that one."""
@@ -87,36 +91,40 @@ def selected_tiling(q: Tensor, block: int) -> Tiling:
     return WIDE_FORWARD if wide else tiling("forward", q)
 
 
-def selected_tile(kernel: str, q: Tensor, block: int) -> int:
+def selected_tile(kernel: str, q: Tensor, block: int, top_k: int) -> int:
     """How many queries that chose one block are a tile of the `"forward"` or the `"dq"` kernel."""
     if kernel != "forward":
         return tiling(kernel, q).block_m
-    return selected_tiling(q, block).block_m * (HELD_TILES if holds_block(q, block) else 1)
+    block_m = selected_tiling(q, block).block_m
+    if not holds_block(q, block):
+        return block_m
+    programs = q.shape[0] * q.shape[1] * q.shape[2] * top_k // (block_m * MIN_PROGRAMS)
+    return block_m * min(MAX_HELD_TILES, next_power_of_2(max(1, programs)))
 
 
-def slot_tensor(x: Tensor, slots: int, fill: bool) -> tuple[Tensor, dict[str, int]]:
+def slot_tensor(x: Tensor, slots: int) -> tuple[Tensor, dict[str, int]]:
     """A tensor `[B, H, Tq, slots, D]` with its strides; of a single slot it is `[B, Tq, H, D]`."""
     rows, queries, heads, width = x.shape
     if slots == 1:
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         return y, token_strides("o", y.stride()) | {"stride_os": 0}
     shape = rows, heads, queries, slots, width
-    y = (torch.zeros if fill else torch.empty)(shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
     strides = {"stride_ob": y.stride(0), "stride_oh": y.stride(1), "stride_ot": y.stride(2), "stride_os": y.stride(3)}
     return y, strides
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, args: ListArgs) -> tuple[Tensor, Tensor]:
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
-    (rows, queries, heads, head_dim), lists = q.shape, args.lists
-    slots, out_strides = slot_tensor(q, args.slots, fill=False)
+    (rows, queries, heads, _), lists = q.shape, args.lists
+    slots, out_strides = slot_tensor(q, args.slots)
     lse = torch.full((rows, heads, queries, args.slots), float("-inf"), dtype=torch.float32, device=q.device)
     tensors: dict[str, Tensor | None] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": slots, "lse_ptr": lse}
     tensors |= {"pairs_ptr": lists.pairs, "spans_ptr": lists.spans, "entries_ptr": lists.entries}
     scalars = args.scalars("forward", q, k, v) | args.list_scalars() | out_strides
     grid = (scalars["num_tiles"] * heads * rows,)
     if args.one_block and holds_block(q, args.block):
-        scalars["BLOCK_M"] //= HELD_TILES
+        scalars["BLOCK_M"] = selected_tiling(q, args.block).block_m
         for unused in ("BLOCK_N", "CAUSAL", "ONE_BLOCK"):
             del scalars[unused]
         launch_block_forward(q, tensors, grid, **scalars)
@@ -124,14 +132,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, args: ListArgs) -> tuple[Tensor, Te
         launch_forward(q, tensors, grid, **scalars)
     if args.slots == 1:
         return slots, lse.squeeze(-1)
-    out, merged = torch.empty(q.shape, dtype=q.dtype, device=q.device), lse.new_empty(rows, heads, queries)
+    out, merged = empty_dense(q), lse.new_empty(rows, heads, queries)
     tensors = {"slots_ptr": slots, "slot_lse_ptr": lse, "out_ptr": out, "lse_ptr": merged}
-    total, per_program = rows * heads * queries, max(1, 4096 // block_d(head_dim))
-    launch_merge(
-        q, tensors, (cdiv(total, per_program),), num_queries=queries, num_heads=heads, rows=total, HEAD_DIM=head_dim,
-        BLOCK_D=block_d(head_dim), BLOCK_M=per_program, SLOTS=args.slots, **token_strides("o", out.stride()),
-    )  # fmt: skip
+    programs, scalars = over_slots(out, args.slots)
+    launch_merge(q, tensors, programs, **scalars)
     return out, merged
+
+
+def over_slots(out: Tensor, slots: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The grid and the scalars of a kernel that makes outputs `[B, Tq, H, D]` of their slots."""
+    rows, queries, heads, head_dim = out.shape
+    total, per_program = rows * heads * queries, max(1, 4096 // block_d(head_dim))
+    scalars = {"num_queries": queries, "num_heads": heads, "rows": total, **token_strides("o", out.stride())}
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BLOCK_M": per_program, "SLOTS": slots}
+    return (cdiv(total, per_program),), scalars | sizes
 
 
 def backward(
@@ -145,7 +159,7 @@ def backward(
     delta = output_dot_gradient(out, grad, lse)
     shared: dict[str, Tensor | None] = {"q_ptr": q, "k_ptr": k, "v_ptr": v}
     shared |= {"do_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
-    slots, dq_strides = slot_tensor(q, args.slots, fill=True)
+    slots, dq_strides = slot_tensor(q, args.slots)
     tensors = {**shared, "dq_ptr": slots, "pairs_ptr": lists.pairs}
     tensors |= {"spans_ptr": lists.spans, "entries_ptr": lists.entries}
     scalars = args.scalars("dq", q, k, v) | args.list_scalars() | grad_strides | dq_strides
@@ -158,7 +172,12 @@ def backward(
     if args.one_block:  # its pairs are read as they come
         scalars["BLOCK_M"] = tiling("dkdv", q).block_m
     launch_dkdv(q, tensors, (cdiv(keys, scalars["BLOCK_N"]) * kv_heads * rows,), **scalars)
-    return slots if args.slots == 1 else slots.sum(3).transpose(1, 2).contiguous(), dk, dv
+    if args.slots == 1:
+        return slots, dk, dv
+    dq = empty_dense(q)
+    programs, scalars = over_slots(dq, args.slots)
+    launch_sum(q, {"slots_ptr": slots, "chosen_ptr": args.chosen, "out_ptr": dq}, programs, **scalars)
+    return dq, dk, dv
 
 
 def choose_blocks(q: Tensor, means: Tensor, block: int, top_k: int, offset: int) -> Tensor:

@@ -18,8 +18,9 @@ def select_kernel(q_ptr, means_ptr, rest_ptr, chosen_ptr, num_queries, num_heads
     """The blocks that queries attend to, `[B, H, Tq, TOP_K]`: their own, then those of highest score; -1 for none.
 
     The best BLOCK_K blocks so far are kept while the mean keys go by, BLOCK_N at a time, of equal ones the
-    lowest; with ONE_TILE they are all in it. A tile has as many rounds as it has blocks that enter the best of any
-    one query. Means of half precision have a rest that their rounding left, so that scores are those of precise means.
+    lowest. A tile has as many rounds as it has blocks that enter the best of any one query. With ONE_TILE all blocks
+    are in it, and those are chosen that score no less than the last of the highest scores. Means of half precision
+    have a rest that their rounding left, so that scores are those of precise means.
     """
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m = offs_m < num_queries
@@ -45,10 +46,22 @@ def select_kernel(q_ptr, means_ptr, rest_ptr, chosen_ptr, num_queries, num_heads
                 scores = tl.dot(q, tl.trans(rest), scores, input_precision="ieee")
             scores = tl.where(start + offs_n < own[:, None], scores, float("-inf"))
             if ONE_TILE:
-                for slot in range(1, TOP_K):
-                    top, place = tl.max(scores, 1, return_indices=True)
-                    tl.store(chosen_ptr + slot, tl.where(top > float("-inf"), place, -1), mask=valid_m)
-                    scores = tl.where(offs_n == place[:, None], float("-inf"), scores)
+                least = tl.max(scores, 1)
+                for _ in range(TOP_K - 2):
+                    least = tl.max(tl.where(scores < least[:, None], scores, float("-inf")), 1)
+                shown = (scores >= least[:, None]) & (scores > float("-inf"))
+                if tl.max(tl.sum(shown.to(tl.int32), 1)) > TOP_K - 1:  # equal scores, which were counted once
+                    shown = scores == float("inf")
+                    for _ in range(TOP_K - 1):
+                        top, place = tl.max(scores, 1, return_indices=True)
+                        taken = (offs_n == place[:, None]) & (top > float("-inf"))[:, None]
+                        shown |= taken
+                        scores = tl.where(taken, float("-inf"), scores)
+                slot = tl.cumsum(shown.to(tl.int32), 1)
+                tl.store(chosen_ptr[:, None] + slot, offs_n + tl.zeros_like(slot), mask=valid_m[:, None] & shown)
+                is_empty = (offs_k >= tl.sum(shown.to(tl.int32), 1)[:, None]) & (offs_k < TOP_K - 1)
+                nothing = tl.full([BLOCK_M, BLOCK_K], -1, tl.int32)
+                tl.store(chosen_ptr[:, None] + 1 + offs_k, nothing, mask=valid_m[:, None] & is_empty)
             else:
                 enter = tl.sum((scores > tl.min(best, 1)[:, None]).to(tl.int32), 1)
                 for _ in range(tl.minimum(tl.max(enter), TOP_K - 1)):

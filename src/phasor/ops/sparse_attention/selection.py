@@ -51,10 +51,10 @@ def mean_keys(k: Tensor, block: int) -> Tensor:
     >>> mean_keys(torch.arange(4.0)[None, :, None, None], 2).flatten().tolist()
     [0.5, 2.5]
     """
-    k, block = k if k.dtype == torch.float64 else k.float(), min(block, k.shape[1])
+    block = min(block, k.shape[1])
     padding = -k.shape[1] % block
     k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, padding)) if padding else k
-    return k.unflatten(1, (-1, block)).mean(2)
+    return k.unflatten(1, (-1, block)).mean(2, dtype=torch.promote_types(k.dtype, torch.float32))
 
 
 def packed_mean_keys(k: Tensor, mask: Mask, blocks: BlockIndex, block: int) -> Tensor:

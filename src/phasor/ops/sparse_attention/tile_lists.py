@@ -98,24 +98,26 @@ def selected_block_lists(chosen: Tensor, num_blocks: int, block_m: int) -> TileL
     >>> chosen = torch.tensor([[0, -1], [0, -1], [1, 0]])[None, None]
     >>> lists = selected_block_lists(chosen, 2, 2)
     >>> lists.pairs[0, :4].tolist(), lists.spans[0, :3, :2].tolist(), lists.entries[0, :3].tolist()
-    ([5, 0, 2, 4], [[0, 1], [1, 3], [3, 4]], [0, 0, 1])
+    ([1, 3, 5, 0], [[2, 3], [3, 5], [5, 6]], [0, 0, 1])
     >>> lists.block_spans[0].tolist()
-    [[0, 1, 3], [3, 3, 4]]
+    [[2, 3, 5], [5, 5, 6]]
     """
     groups = 2 * num_blocks  # the queries that see a block whole, and those whose own block it is
-    group = torch.where(chosen < 0, groups, chosen * 2).flatten(0, 1)
-    group[..., 0] += 1
-    rows, num_pairs = len(group), group[0].numel()
-    keys = rows * (groups + 1)
-    first = torch.arange(0, keys, groups + 1, device=group.device)
+    rows, num_pairs = chosen.shape[0] * chosen.shape[1], chosen[0, 0].numel()
+    keys = rows * (groups + 2)  # before its groups, a row has the pairs that chose none
+    first = torch.arange(2, keys, groups + 2, device=chosen.device)[:, None, None]
     # All rows are one sort: torch sorts a few long rows one after the other.
-    group = (group + first[:, None, None]).to(torch.int16 if keys < 1 << 15 else torch.int32)
+    dtype = torch.int16 if keys <= 1 << 15 else torch.int32
+    group = torch.empty(rows, *chosen.shape[2:], dtype=dtype, device=chosen.device)
+    torch.add(first.to(chosen.dtype), chosen.flatten(0, 1), alpha=2, out=group)
+    group[..., 0] += 1
     in_order, order = group.flatten().sort(stable=True)
     pairs = torch.empty_like(order, dtype=torch.int32)
     torch.remainder(order, num_pairs, out=pairs)
     number = torch.arange(keys, dtype=group.dtype, device=group.device)
-    begins = torch.searchsorted(in_order, number).view(rows, -1)  # of every group, and of the pairs that chose none
+    begins = torch.searchsorted(in_order, number).view(rows, -1)[:, 2:]  # of every group
     begins = begins - num_pairs * torch.arange(rows, device=group.device)[:, None]
+    begins = torch.nn.functional.pad(begins, (0, 1), value=num_pairs)
     tiles = (begins.diff(dim=1) + block_m - 1) // block_m
     ends = tiles.cumsum(1)
     most = cdiv(num_pairs, block_m) + groups
