@@ -145,12 +145,20 @@ def launchers() -> tuple[KernelLauncher, KernelLauncher]:
     return KernelLauncher(forward_kernel, prepare_forward), KernelLauncher(backward_kernel, prepare_backward)
 
 
+def twice(table: Tensor | None) -> Tensor | None:
+    """A table `[H, distances]`, then the same from its second entry on: `[H, 2, distances]`, an even number of those."""
+    if table is None:
+        return None
+    even = table.shape[1] + table.shape[1] % 2
+    return pad(table, (0, even + 1 - table.shape[1])).unfold(1, even, 1).contiguous()
+
+
 def mask_and_bias(args: FlashArgs) -> dict[str, Tensor | None]:
-    """The tensors that both kernels read beside those with descriptors."""
+    """The tensors that both kernels read beside those with descriptors, and a table."""
     return {
         "bounds_ptr": args.bounds, "key_mask_ptr": args.key_mask, "q_pos_ptr": args.query_positions,
         "k_pos_ptr": args.key_positions, "shifts_ptr": args.shifts, "slopes_ptr": args.slopes,
-        "curve_params_ptr": args.powers if args.rates is None else args.rates, "table_ptr": args.table,
+        "curve_params_ptr": args.powers if args.rates is None else args.rates,
     }  # fmt: skip
 
 
@@ -164,6 +172,7 @@ def forward(args: FlashArgs, layout: FlashLayout) -> tuple[Tensor, Tensor]:
     has_sums = layout.head_strides[1] > 0
     descs["sums_desc"] = describe_rows(tile_sums(args.key_positions, BLOCK_N), BLOCK_N) if has_sums else None
     tensors = {"out_ptr": out, "lse_ptr": lse, **mask_and_bias(args), "sink_logits_ptr": args.sink_logits}
+    tensors["table_ptr"] = None if args.table is None else twice(args.table.flip(1))
     launchers()[0](q, descs | tensors, layout, args.sink_logits is not None)
     return out, lse
 
@@ -176,6 +185,7 @@ def backward(
     delta: Tensor,
     ranges: Tensor,
     needs: BiasNeeds,
+    grad_lse: Tensor | None,
 ) -> FlashGradients:
     """The gradients by one kernel, which adds up those of queries in float32."""
     q, k = args.q, args.k
@@ -185,7 +195,7 @@ def backward(
     dk, dv = empty_dense(k), empty_dense(args.v)
     dtable = dq.new_zeros(rows, blocks, heads, layout.num_distances) if needs.table else dq.new_empty(0, heads)
     dcurve = dq.new_empty(rows, heads, 2 * blocks, 2) if needs.curve else dq.new_empty(0, heads)
-    dq_sums = dq.new_zeros(rows, heads if needs.sums else 0, queries)
+    dq_sums = query_sums(lse, delta, grad_lse, args.sink_logits) if needs.sums else dq.new_empty(rows, 0, queries)
     dk_sums = dq.new_zeros(rows, heads if needs.sums else 0, keys)
     descs = {"q_desc": describe_tokens(q, ROWS), "k_desc": describe_tokens(k, BLOCK_N)}
     descs |= {"v_desc": describe_tokens(args.v, BLOCK_N), "do_desc": describe_tokens(grad, ROWS)}
@@ -195,13 +205,26 @@ def backward(
         lse = lse - args.slopes[:, None] * LOG2E * tile_sums(args.query_positions, ROWS)
     descs |= {"lse_desc": describe_rows(lse, ROWS), "delta_desc": describe_rows(delta, ROWS)}
     tensors: dict[str, Any] = {"dk_ptr": dk, "dv_ptr": dv, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
-    tensors |= {"dq_sums_ptr": dq_sums, "dk_sums_ptr": dk_sums, "ranges_ptr": ranges, **mask_and_bias(args)}
+    tensors |= {"dk_sums_ptr": dk_sums, "ranges_ptr": ranges, **mask_and_bias(args)}
+    tensors["table_ptr"] = twice(args.table)
     stride_ranges = 0 if len(ranges) == 1 else ranges.stride(0)
     launchers()[1](q, descs | tensors, layout, grad.stride(2), stride_ranges, needs)
     if needs.table:
         dtable = dtable.transpose(1, 2)
     scaled = torch.mul(dq, args.scale, out=empty_dense(q))  # in one pass
     return FlashGradients(scaled, dk, dv, dtable, dcurve, dq_sums, dk_sums)
+
+
+def query_sums(lse: Tensor, delta: Tensor, grad_lse: Tensor | None, sink_logits: Tensor | None) -> Tensor:
+    """The gradients of scores summed over the keys of each query, `[B, H, Tq]`.
+
+    They are `p (dp - delta)`, and the sum of `p dp` is `delta` plus what the logsumexp adds. So nothing but that is
+    left where weights add up to 1; with sinks those are less by the weight of the sink.
+    """
+    total = torch.zeros_like(lse) if grad_lse is None else grad_lse * LOG2E
+    if sink_logits is not None:
+        total = total + delta * torch.exp2(sink_logits.float()[:, None] * LOG2E - lse)
+    return total
 
 
 def describe_rows(x: Tensor, tokens: int) -> Any:

@@ -28,7 +28,9 @@ from phasor.ops.attention.flash_hopper_tiles import (
     far_curve,
     is_far,
     load_by_tma,
+    load_in_pairs,
     load_sums,
+    pairs_stride,
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
@@ -107,12 +109,17 @@ def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_
         scores = products * factor + (slope * (offs_n - place).to(gl.float32))[:, None]
         lse -= (slope * (place - offs_m - shift).to(gl.float32))[None, :]
     elif BIAS == TABLE:
-        table_ptr += head * num_distances
+        table_ptr += head * (2 * pairs_stride(num_distances))
         of_tile = gl.load(table_ptr + gl.where(start < ahead, 0, num_distances - 1))
         scores = products * factor + gl.where(uses_one, of_tile, 0.0)
         if not uses_one:
-            distance = (offs_m + shift)[None, :] - offs_n[:, None]
-            scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
+            least = start + shift - place - min_distance
+            if least >= 0 and least + 192 <= num_distances:
+                first_entry = start + shift - offs_n - min_distance
+                scores += load_in_pairs(table_ptr, first_entry, offs_m - start, num_distances)
+            else:
+                distance = (start + shift - offs_n)[:, None] + (offs_m - start)[None, :]
+                scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
     else:
         columns = offs_m - start
         if uses_one:
@@ -167,7 +174,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     keys_ready, ds_ready = bars.index(2 * NUM_STAGES), bars.index(2 * NUM_STAGES + 1)
     low, end, num_tiles, inner, outer, ahead, near = segments
     bounds_ptr, key_mask_ptr = mask
-    dtable_ptr, dcurve_ptr, dq_sums_ptr, dk_sums_ptr, powers, ones = sums
+    dtable_ptr, dcurve_ptr, dk_sums_ptr, powers = sums
     dk_ptr, dv_ptr = out
     curve_params_ptr, shift, min_distance, num_distances = bias[5], bias[7], bias[9], bias[10]
     dtype: gl.constexpr = q_tiles.dtype
@@ -250,20 +257,14 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         fence_async_shared()
         mbarrier.arrive(ds_ready, count=1)
         dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
-        moments, of_queries = zero_moments, zero_moments
+        moments = zero_moments
         if HAS_BIAS_GRAD:
             moments = warpgroup_mma(ds_operand, powers.permute((1, 0)), zero_moments, use_acc=False, is_async=True)
         mbarrier.wait(ds_ready, t & 1)
-        if HAS_SUM_GRAD and GROUP == 0:
-            of_queries = warpgroup_mma(
-                ds_all.permute((1, 0)), ones.permute((1, 0)), zero_moments, use_acc=False, is_async=True
-            )
         k_half = k_all.slice(GROUP * HALF, HALF, dim=1)
         dq = warpgroup_mma(ds_all.permute((1, 0)), k_half, zero_dq, use_acc=False, is_async=True)
         if HAS_BIAS_GRAD:
-            dq, dk, ds_operand, moments, of_queries = warpgroup_mma_wait(
-                0, deps=(dq, dk, ds_operand, moments, of_queries)
-            )
+            dq, dk, ds_operand, moments = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand, moments))
         else:
             dq, dk, ds_operand = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand))
         mbarrier.arrive(bars.index(NUM_STAGES + stage), count=1)
@@ -294,10 +295,6 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     near_b += gl.sum(ds_values * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SUM_GRAD:
             sums_a -= moments
-            if GROUP == 0:
-                rows = start + gl.arange(0, 64, m_rows)
-                total = gl.sum(of_queries, 1) * 0.125  # all columns are the same
-                gl.atomic_add(dq_sums_ptr + head * num_queries + rows, total, mask=rows < num_queries, sem="relaxed")
             if is_last:
                 rows = first_own + gl.arange(0, 64, m_rows)
                 total = gl.sum(gl.where(power == 0, sums_a, 0.0), 1)
@@ -340,7 +337,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
 
 @gluon.jit
 def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, dtable_ptr,
-                    dcurve_ptr, dq_sums_ptr, dk_sums_ptr, ranges_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
+                    dcurve_ptr, dk_sums_ptr, ranges_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
                     shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
                     num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                     stride_qh, stride_kh, stride_vh, stride_doh, stride_rangesb, stride_boundsb, stride_qposb,
@@ -395,12 +392,9 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
         k_pos_ptr += row * stride_kposb
     bias = (q_pos_ptr, k_pos_ptr, stride_qposh, stride_kposh, slopes_ptr, curve_params_ptr, table_ptr, shift, high_key,
             min_distance, num_distances, ahead)  # fmt: skip
-    powers, ones = ds_tile, ds_tile
+    powers = ds_tile
     if HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD:
         powers = powers_of_columns(dtype)
-    if HAS_SUM_GRAD:
-        ones = gl.allocate_shared_memory(dtype, [8, BLOCK_N], gl.NVMMASharedLayout.get_default_for([8, BLOCK_N], dtype))
-        ones.store(gl.full([8, BLOCK_N], 1.0, dtype, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
     fence_async_shared()
     if HAS_KEY_MASK:
         key_mask_ptr += row * num_keys
@@ -409,14 +403,13 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     if HAS_CURVE_GRAD:
         dcurve_ptr += row * num_heads * gl.num_programs(0) * 4
     if HAS_SUM_GRAD:
-        dq_sums_ptr += row * num_heads * num_queries
         dk_sums_ptr += row * num_heads * num_keys
     dk_ptr += (row * num_keys * num_kv_heads + kv_head) * HEAD_DIM
     dv_ptr += (row * num_keys * num_kv_heads + kv_head) * HEAD_DIM
     keys = k_tile, v_tile
     tiles, mask = (q_tiles, do_tiles, lse_tiles, delta_tiles), (bounds_ptr + row * stride_boundsb, key_mask_ptr)
     descs = (q_desc, do_desc, lse_desc, delta_desc)
-    sums, out = (dtable_ptr, dcurve_ptr, dq_sums_ptr, dk_sums_ptr, powers, ones), (dk_ptr, dv_ptr)
+    sums, out = (dtable_ptr, dcurve_ptr, dk_sums_ptr, powers), (dk_ptr, dv_ptr)
     first_head = kv_head * group_size
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1

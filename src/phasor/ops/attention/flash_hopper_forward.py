@@ -22,7 +22,9 @@ from phasor.ops.attention.flash_hopper_tiles import (
     capped_products,
     is_far,
     load_by_tma,
+    load_in_pairs,
     load_sums,
+    pairs_stride,
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
@@ -86,13 +88,14 @@ def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, 
         uses_one = (start >= inner) & (start < outer) & ((start < near) | (start >= ahead))
         scores = products * factor + gl.where(uses_one, gl.where(start < near, behind_bias, ahead_bias), 0.0)
         if not uses_one:
-            columns, least = offs_n - start, first + shift - start - BLOCK_N + 1 - min_distance
-            if least >= 0 and least + BLOCK_N + 64 <= num_distances:  # a thread's entries lie at known places
-                own = row_ptr + ((offs_m + shift - start - min_distance)[:, None] - (columns & 6)[None, :])
-                scores += gl.load(own - (columns & ~6)[None, :])
+            least = first + shift - start - BLOCK_N + 1 - min_distance
+            if least >= 0 and least + BLOCK_N + 64 <= num_distances:
+                first_entry = num_distances - 1 - (offs_m + shift - start - min_distance)
+                scores += load_in_pairs(row_ptr, first_entry, offs_n - start, num_distances)
             else:
                 distance = (offs_m + shift)[:, None] - offs_n[None, :]
-                scores += gl.load(row_ptr + table_entries(distance, min_distance, num_distances))
+                entries = num_distances - 1 - table_entries(distance, min_distance, num_distances)
+                scores += gl.load(row_ptr + entries)
     else:
         row, columns = (offs_m + shift - start).to(gl.float32), offs_n - start
         if BIAS != LINEAR and is_far(first + shift - start - BLOCK_N + 1, BLOCK_N, curve_param, BIAS):
@@ -233,7 +236,10 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
                    HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr,
                    ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
                    HAS_KEY_MASK: gl.constexpr):  # fmt: skip
-    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`."""
+    """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`.
+
+    A table begins with the entry of the greatest distance, so that entries follow each other as keys do.
+    """
     BLOCK_M: gl.constexpr = 128
     dtype: gl.constexpr = q_desc.dtype
     blocks = gl.cdiv(num_queries, BLOCK_M)
@@ -274,8 +280,8 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     last = low + (num_tiles - 1) * BLOCK_N
     behind_bias, ahead_bias = gl.to_tensor(0.0), gl.to_tensor(0.0)
     if BIAS == TABLE:
-        table_ptr += head * num_distances
-        ahead_bias, behind_bias = gl.load(table_ptr), gl.load(table_ptr + num_distances - 1)
+        table_ptr += head * (2 * pairs_stride(num_distances))
+        behind_bias, ahead_bias = gl.load(table_ptr), gl.load(table_ptr + num_distances - 1)
     segments = last, num_tiles, inner, outer, near, ahead, behind_bias, ahead_bias
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     high, low_part = gl.to_tensor(0.0), gl.to_tensor(0.0)

@@ -46,6 +46,25 @@ def load_sums(ptr, offs, limit):
 
 
 @gluon.jit
+def load_in_pairs(row_ptr, first_entry, columns, num_entries):
+    """Entries of a table for consecutive columns, given by row that of column 0; two at a time, as a thread has them.
+
+    The table lies there twice, the second time without its first entry: either has any pair at a multiple of 8 bytes.
+    """
+    odd = first_entry & 1
+    first = row_ptr + (odd * pairs_stride(num_entries) + (first_entry - odd))
+    # A thread's own part of a column, 0 to 6, and one that is the same for all threads, which the compiler knows.
+    ptrs = (first[:, None] + (columns & 6)[None, :]) + (columns & ~6)[None, :]
+    return gl.load(gl.max_contiguous(gl.multiple_of(ptrs, [4, 8]), [1, 2]))
+
+
+@gluon.jit
+def pairs_stride(num_entries):
+    """How many entries lie between a table and its second copy."""
+    return (num_entries + 1) // 2 * 2
+
+
+@gluon.jit
 def capped_products(qk, scale, softcap, HAS_SOFTCAP: gl.constexpr):
     """Products of queries and keys, or their tanh, and what they are multiplied by to be scores to base 2."""
     if HAS_SOFTCAP:

@@ -263,7 +263,7 @@ def backward(
     needs = BiasNeeds(of_table, bias_needs_grad and not (of_table or of_sums), of_sums)
     ranges = key_block_ranges(args.bounds, args.k.shape[1], args.q) if args.ranges is None else args.ranges
     if flash_hopper.takes_backward(args, layout, grad, needs):
-        found = flash_hopper.backward(args, layout, grad, lse, delta, ranges, needs)
+        found = flash_hopper.backward(args, layout, grad, lse, delta, ranges, needs, grad_lse)
     else:
         found = backward_by_queries_and_keys(args, layout, grad, grad_weights, lse, delta, ranges, needs)
     if args.sink_logits is not None:
