@@ -14,11 +14,14 @@ from schemes import VIEWS, build, relative_change, tiny, tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import phasor
+from phasor.config import AttentionConfig
 from phasor.generation.runners import RETAINED, STEP_RUNNERS, StepSpec, cuda_graph, fused
 from phasor.generation.runners.cuda_graph import LOOKAHEAD, StepBuffers, run_async
 from phasor.kv_cache.paged import PagedKVCache
 from phasor.kv_cache.static import StaticKVCache
 from phasor.kv_cache.static_paged import StaticPagedKVCache
+from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.kinds import KindModule
 from phasor.ops import constants, dispatch
 from phasor.ops.decode import experts_one_row, gemv, split_k_gemm
 
@@ -151,6 +154,40 @@ def test_logits_of_the_fused_step(name, rows, most, monkeypatch):
         pytest.skip("many rows share all but the projections with few")
     monkeypatch.setattr(gemv, "MAX_GEMV_ROWS", most)
     check_logits(name, rows)
+
+
+@pytest.mark.usefixtures("large_tiles")
+def test_a_kind_of_attention_brings_its_part_of_the_step(monkeypatch):
+    """A kind that is defined here, whose queries, keys and values no kernel projects."""
+
+    class OwnConfig(phasor.SoftmaxAttentionConfig, kind="own"):
+        """Attention that is known here alone."""
+
+    class FusedOwn:
+        takes_context = True
+
+        def __init__(self, attention, step):
+            self.attention, self.step = attention, step
+
+        def __call__(self, x, norm, ctx, biases):
+            y = self.attention(self.step.normalize(x, norm)[:, None], ctx)[:, 0]
+            calls.append(len(y))
+            x += y
+
+    class Own(SoftmaxAttention, config=OwnConfig):
+        def decode_kernel_why_not(self):
+            return None
+
+        def fused_attention(self, step, scheme, index):
+            return FusedOwn(self, step)
+
+    calls = []
+    monkeypatch.setitem(MODELS, "own", {"attention": OwnConfig(softcap=20.0)})
+    try:
+        check_logits("own", 2)
+    finally:
+        del AttentionConfig.kinds["own"], KindModule.modules_by_config[OwnConfig]
+    assert calls == [2] * 4
 
 
 @pytest.mark.usefixtures("large_tiles")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     """Attention and a feed-forward network, each behind its norm."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -34,7 +34,7 @@ class GPT(nn.Module):
     def __init__(self, vocab: int, length: int, dim: int, heads: int, layers: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(PlainBlock(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def train_trainer(given: Given, clock: StepClock) -> None:
             logging_strategy="no",
             remove_unused_columns=False,
         )
-        model, rows = transformers_model(given.model), Rows(given.batches)
+        model, rows = transformers_model(given.model), BatchRows(given.batches)
         trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
         trainer.remove_callback(transformers.PrinterCallback)
         step = trainer.training_step
@@ -244,7 +244,7 @@ def marked_targets(batch: Batch) -> Tensor:
     return batch.targets.masked_fill(batch.weights == 0, -100)
 
 
-class Rows(Dataset[dict[str, Tensor]]):
+class BatchRows(Dataset[dict[str, Tensor]]):
     """The rows of our batches, in their order."""
 
     def __init__(self, batches: list[Batch]) -> None:

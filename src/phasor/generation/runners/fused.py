@@ -12,9 +12,9 @@ An attention or a feed-forward network that no kernel computes runs as the modul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,25 +22,26 @@ from torch import Tensor, nn
 from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
-from phasor.generation.runners.fused_attention import Biases, FusedAttention, fused_attention
 from phasor.nn.attention.base import Attention, AttentionContext
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.fused import Biases, FusedAttention
 from phasor.nn.block import Block
 from phasor.nn.feed_forward import FeedForward
 from phasor.nn.heads import LogitsHead
+from phasor.nn.kinds import KindModule
 from phasor.nn.lora_hook import adapters_of
 from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import RMSNorm, RowNorm
 from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedLinear
 from phasor.nn.record import Record
 from phasor.ops import dispatch
-from phasor.ops.decode import ACTIVATIONS, ConvolutionArgs, NormArgs
+from phasor.ops.decode import ACTIVATIONS, ConvolutionArgs, ExpertsArgs, NormArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
 from phasor.ops.quantized import Matrix
 from phasor.quantization import quantization_of
 from phasor.transformer import Stack, Transformer
 
+T = TypeVar("T")
 # Modules of torch in those of phasor.
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.ParameterList, nn.Identity, nn.Dropout)
 
@@ -95,7 +96,8 @@ def has_other_parts(model: Transformer) -> bool:
     if any(adapters_of(part) for part in model.modules()):
         return True
     as_modules = {part for sub_layer in sub_layers_as_modules(stack) for part in sub_layer.modules()}
-    kinds = {type(part) for part in model.modules() if part not in as_modules} - set(TORCH_MODULES)
+    built = {*TORCH_MODULES, *KindModule.modules_by_config.values()}  # of a kind that is defined elsewhere too
+    kinds = {type(part) for part in model.modules() if part not in as_modules} - built
     if any(not kind.__module__.startswith("phasor.") for kind in kinds):
         return True
     norms = [stack.norm, *(norm for block in stack.blocks for norm in cast(Block, block).residual.norms)]
@@ -180,7 +182,6 @@ class FusedStep:
     def __init__(self, model: Transformer, buffers: StepBuffers) -> None:
         from phasor.ops.decode import (
             convolve,
-            decode_attention,
             embedding,
             experts,
             experts_one_row,
@@ -196,7 +197,6 @@ class FusedStep:
         self.convolutions: Any = convolve
         self.experts: Any = experts
         self.one_row: Any = experts_one_row
-        self.expert_workspaces: dict[Any, Any] = {}  # by the sizes of experts, which layers share
         self.lm_head: Any = lm_head_argmax
         self.split_k: Any = split_k_gemm
         quantized = any(isinstance(part, QuantizedLinear) for part in linears_of(stack))  # routers are not
@@ -209,17 +209,12 @@ class FusedStep:
         self.table = self.head.table(model.tokens.table)
         self.multiplier = config.placement.multiplier
         self.stack, self.adds_to_input = stack, "input" in config.position.acts_on
-        self.outputs: dict[tuple[int, str], Tensor] = {}  # of projections, by their width and use, which layers share
+        self.kept: dict[Hashable, Any] = {}  # the memory that layers share
         self.fused_attentions = [self.build_attention(index) for index in range(config.num_layers)]
         self.needs_contexts = any(fused is None or fused.takes_context for fused in self.fused_attentions)
         self.fused_networks = [network_why_not(*each) is None for each in layers_of(stack)]
         self.logits = self.output(config.vocab_size)
         self.x = torch.empty_like(self.output(config.dim))
-        attention = next((x for x in fused_parts(stack) if isinstance(x, SoftmaxAttention)), None)
-        if attention is not None:
-            sizes = attention.num_kv_heads, attention.queries_per_kv, attention.head_dim
-            self.workspace = decode_attention.SplitKWorkspace(rows, *sizes, device)
-            self.heads = self.output(attention.out.in_features, "heads")
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
 
     def build_attention(self, index: int) -> FusedAttention | None:
@@ -227,15 +222,18 @@ class FusedStep:
         layer, block = layers_of(self.stack)[index]
         if attention_why_not(layer, block) is not None:
             return None
-        scheme = self.stack.position(self.stack.scheme_index[index])
-        return fused_attention(self, block.attention, layer, scheme, index)
+        return block.attention.fused_attention(self, self.stack.position(self.stack.scheme_index[index]), index)
+
+    def share(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, which layers with the same key share."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return cast(T, self.kept[key])
 
     def output(self, width: int, use: str = "") -> Tensor:
         """Memory for a projection of that many features; that of a `use` is no other's."""
-        if (width, use) not in self.outputs:
-            shape, like = (len(self.buffers.tokens), width), self.embedding
-            self.outputs[width, use] = torch.empty(shape, device=self.buffers.tokens.device, dtype=like.dtype)
-        return self.outputs[width, use]
+        shape, device = (len(self.buffers.tokens), width), self.buffers.tokens.device
+        return self.share((width, use), lambda: torch.empty(shape, device=device, dtype=self.embedding.dtype))
 
     def __call__(self) -> Tensor:
         x = self.embed()
@@ -353,15 +351,8 @@ class FusedStep:
             return
         args, router = network.kernel_args(), matrix(network.router)
         merged = len(x) == 1 and self.one_row.router_is_small(router)
-        key = args.down.shape, args.top_k, merged
-        if key not in self.expert_workspaces:
-            self.expert_workspaces[key] = (
-                self.one_row.OneRowWorkspace(args, x.dtype, x.device)
-                if merged
-                else self.experts.ExpertsWorkspace(len(x), args, x.dtype, x.device)
-            )
         given = {"residual": x, "multiplier": self.multiplier, "pdl": self.pdl}
-        workspace = self.expert_workspaces[key]
+        workspace = self.share((args.down.shape, args.top_k, merged), lambda: self.expert_workspace(x, args, merged))
         if merged:
             given |= {"norm": self.norm_args(norm), "router_bias": network.router.bias}
             self.one_row.experts_one_row(x, router, args, x, workspace, **given)
@@ -371,6 +362,12 @@ class FusedStep:
         else:
             y = self.normalize(x, norm)
             self.experts.experts(y, network.router(y), args, x, workspace, **given)
+
+    def expert_workspace(self, x: Tensor, args: ExpertsArgs, merged: bool) -> Any:
+        """Memory of the kernels of experts; `merged` are those for one row and a small router."""
+        if merged:
+            return self.one_row.OneRowWorkspace(args, x.dtype, x.device)
+        return self.experts.ExpertsWorkspace(len(x), args, x.dtype, x.device)
 
     def choose(self, x: Tensor) -> Tensor:
         """The logits; their likeliest tokens are the next ones."""

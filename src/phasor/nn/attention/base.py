@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from phasor.config import AttentionConfig, ModelConfig
+from phasor.nn.attention.fused import DecodingStep, FusedAttention
 from phasor.nn.kinds import KindModule
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, ProjectHeads
@@ -158,6 +159,10 @@ class Attention(KindModule):
     def decode_kernel_why_not(self) -> str | None:
         """Why the kernels of the fused decoding step do not compute this attention; None where they do."""
         return f"no decode kernel has {type(self).__name__}"
+
+    def fused_attention(self, step: DecodingStep, scheme: Position, index: int) -> FusedAttention:
+        """The attention of the layer `index` by those kernels, where no reason speaks against them."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement fused_attention")
 
     def decode_projections(self) -> Iterator[nn.Module]:
         """The projections that these kernels compute."""

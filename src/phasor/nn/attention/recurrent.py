@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.config.recurrent import RecurrentAttentionConfig
 from phasor.nn.attention.base import Attention
+from phasor.nn.attention.fused import DecodingStep
+from phasor.nn.attention.fused_recurrent import FusedRecurrent
 from phasor.nn.attention.recurrence import TokenScan, initialize_convolution, prepare_scan
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import RowNorm
+from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask
 from phasor.ops.decode import ConvolutionArgs, HeadNormArgs, RecurrentArgs, RotaryArgs
 from phasor.ops.launch import next_power_of_2
@@ -75,6 +78,9 @@ class RecurrentAttention(Attention):
         if size > MAX_DECODE_STATE:
             return f"a state of {self.sizes.key} x {self.sizes.value} is larger than a kernel holds"
         return None
+
+    def fused_attention(self, step: DecodingStep, scheme: Position, index: int) -> FusedRecurrent:
+        return FusedRecurrent(self, step, scheme, index)
 
     def decode_projections(self) -> Iterator[nn.Module]:
         yield from (self.qkvz, self.out)

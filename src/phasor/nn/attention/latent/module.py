@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from phasor.config import ModelConfig
 from phasor.nn.adapted import effective_weight
 from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, attend
+from phasor.nn.attention.fused import DecodingStep
 from phasor.nn.attention.latent.config import LatentAttentionConfig
+from phasor.nn.attention.latent.fused import FusedLatent
 from phasor.nn.attention.latent.indexer import Index, Indexer, attend_to_chosen, queries_at_once
 from phasor.nn.norm import RMSNorm, build_norm
+from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask, prepare_mask, takes_narrow_values
 
 Choose = Callable[[Tensor, AttentionContext], Tensor | None]  # the tokens that are attended to; None for all
@@ -83,6 +86,9 @@ class LatentAttention(Attention, config=LatentAttentionConfig):
         if self.config.indexer is not None:
             return "an indexer chooses the keys"
         return None if self.config.q_rank is None or isinstance(self.q_norm, RMSNorm) else "queries have no RMS norm"
+
+    def fused_attention(self, step: DecodingStep, scheme: Position, index: int) -> FusedLatent:
+        return FusedLatent(self, step)
 
     def decode_projections(self) -> Iterator[nn.Module]:
         yield from (self.q,) if self.config.q_rank is None else (self.q_down, self.q_up)

@@ -17,9 +17,12 @@ from phasor.config import (
     TopKConfig,
 )
 from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, Rows, attend
+from phasor.nn.attention.fused import DecodingStep
 from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
+from phasor.nn.attention.softmax.fused import FusedSoftmax
 from phasor.nn.layer_step import CrossStep
 from phasor.nn.norm import build_norm
+from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask, SinkQueries
 from phasor.ops.dispatch import Dispatch, Path
 from phasor.ops.rope import split_qkv
@@ -135,6 +138,9 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
         if config.output_gate:
             return "the results of attention are gated"
         return "only some of queries, keys and values have a bias" if 0 < len(biased) < 3 else None
+
+    def fused_attention(self, step: DecodingStep, scheme: Position, index: int) -> FusedSoftmax:
+        return FusedSoftmax(self, step, scheme, index)
 
     def decode_projections(self) -> Iterator[nn.Module]:
         yield from (self.qkv, self.out)
