@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from phasor.ops.custom_op import CustomOp, save_record, saved_record
-from phasor.ops.glu.glu import glu_op
+from phasor.ops.glu.product import glu_product, glu_product_backward
 from phasor.ops.low_rank import add_product, low_rank_gradients
 from phasor.ops.quantized import NF4_LINEAR, FrozenMatrix, Int8Matrix, NF4Matrix, dequantize, updated_matrix
 
@@ -71,25 +71,24 @@ def define_op(name: str, kind: type[HeldMatrix]) -> CustomOp:
     """
 
     def forward(x: Tensor, matrix: Any, A: Tensor, B: Tensor, activation: str | None) -> tuple[Tensor, Tensor]:
-        h = (x if activation is None else glu_op(x, activation)).reshape(-1, matrix.inputs)
-        low = h @ A.t()
+        rows = x.reshape(-1, x.shape[-1])
+        h, low = (rows, rows @ A.t()) if activation is None else glu_product(rows, A, activation)
         return project(h, low, matrix, A, B).view(*x.shape[:-1], len(B)), low
 
     def backward(
         dy: Tensor, x: Tensor, matrix: Any, low: Tensor, A: Tensor, B: Tensor, activation: str | None, needs_dx: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of x, which is empty unless it or the activation's is needed, and of both factors."""
-        dy, h = dy.reshape(-1, len(B)), x.reshape(-1, x.shape[-1])
+        dy, rows = dy.reshape(-1, len(B)), x.reshape(-1, x.shape[-1])
         dlow, dB = low_rank_gradients(dy, low, B)
         dx = dy.new_empty(0)
         if needs_dx or activation is not None:
             dx = project_back(dy, dlow, matrix, A, B)
-        if activation is not None:
-            from phasor.ops.glu.kernels import glu_backward
-
-            # The kernel overwrites the gradient of the activation by the activation.
-            h, dx = dx, glu_backward(dx, h, activation, output=dx)
-        return dx.view(x.shape) if needs_dx else dy.new_empty(0), dlow.t() @ h, dB
+        if activation is None:
+            dA = dlow.t() @ rows
+        else:
+            dx, dA = glu_product_backward(dx, rows, dlow, activation)
+        return dx.view(x.shape) if needs_dx else dy.new_empty(0), dA, dB
 
     for function in (forward, backward):
         function.__annotations__["matrix"] = kind
