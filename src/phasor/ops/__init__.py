@@ -35,6 +35,7 @@ Kernels share one legend of names:
 - `USE_... IN_RANGE MAY_BE_EMPTY ONE_SIDED TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all
   elements of a launch, so that the kernel is compiled for it; `DTYPE INTEGER_ASM LR_IS_POINTER`: how an operand is
   read
+- `PART` of sums over keys: the dtype of the two parts that float32 is multiplied in
 - `SCALE_GROUP` of 4-bit weights: how many inputs share a scale; `PACKING`: the weights of an element; `PLACE`: the
   lowest bit of one; `SHARE SHARES`: the weights of a thread, and how many times a tile has as many; `GROUPS`: of a tile
 - `PAD`: the elements after each row of an output, which belong to another tensor

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -133,6 +133,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def is_autocast(x: Tensor) -> bool:
     """Whether autocast is on where a tensor is."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context without autocast on the device of a tensor; the meta device has none."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def supports_all(*args: Any) -> None:

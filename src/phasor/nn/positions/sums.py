@@ -6,13 +6,13 @@ of floats would have lost every bit of a step by then. The gradient goes through
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from phasor.nn.layer_step import LayerStep
+from phasor.ops.dispatch import no_autocast as no_autocast
 
 
 class Steps(NamedTuple):
@@ -36,11 +36,6 @@ class Sums(NamedTuple):
 
     fixed: Tensor
     zeros: Tensor | None = None
-
-
-def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context without autocast on the device of a tensor; the meta device has none."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def running_sums(name: str, steps: Steps, layer: LayerStep) -> tuple[Sums, Sums]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phasor.ops.attention.attention import ATTENTION, attention
 from phasor.ops.attention.bias import Bias, DistanceBias, SumBias, TokenBias
+from phasor.ops.attention.count_bias import CountBias
 from phasor.ops.attention.fire_bias import FIREBias
 from phasor.ops.attention.mask import SEES_ALL, Mask, dense_mask
 from phasor.ops.attention.prepare import prepare_mask
@@ -16,6 +17,7 @@ __all__ = [
     "ATTENTION",
     "SEES_ALL",
     "Bias",
+    "CountBias",
     "DistanceBias",
     "DistanceRows",
     "FIREBias",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from phasor.ops.attention import blocks, cudnn, flash, sdpa, single_query, split_keys
+from phasor.ops.attention import blocks, counted, cudnn, flash, sdpa, single_query, split_keys
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
 from phasor.ops.dispatch import Dispatch, Path
@@ -35,6 +35,7 @@ ATTENTION = Dispatch(
     Path("cuDNN", cudnn.cudnn_attention, cudnn_why_not),
     Path("Triton kernel over split keys", split_keys.split_keys_attention, split_keys.split_keys_why_not),
     Path("SDPA in one call", sdpa.sdpa_one_call, sdpa.one_call_why_not),
+    Path("Triton kernels over counted keys", counted.counted_attention, counted.counted_why_not),
     Path("Triton kernel over key intervals", flash.flash_attention, flash_why_not),
     Path("sums that the compiler fuses", single_query.attend_in_sums, single_query.sums_unsupported_reason),
     Path("SDPA with one mask row", sdpa.sdpa_row_mask, sdpa.row_mask_why_not),
