@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
+from device import DEVICE, ON_GPU
 from references import SINGLE, normal
 from schemes import build, tiny, tokens
 
 from phasor.ops import dispatch
-from phasor.ops.attention import Mask, ScoreMod
+from phasor.ops.attention import Mask, ScoreMod, flash_hopper
 from phasor.ops.sparse_attention import (
     SPARSE_ATTENTION,
     KeyBlocks,
@@ -148,6 +153,100 @@ def test_lists_grow_with_the_choices_alone(tokens):
     begin, _, end = lists.block_spans[0, 3].tolist()
     queries = lists.pairs[0, begin:end] // top_k
     assert torch.equal(queries.sort().values.long(), (chosen[0, 0] == 3).any(-1).nonzero().flatten())
+
+
+HOPPER = {"top-k": (TopBlocks(256, 3), 1237, 0), "after a cache": (TopBlocks(384, 2), 900, 641)}
+
+
+@pytest.mark.skipif(not flash_hopper.is_available(DEVICE), reason="the kernel is for Hopper GPUs")
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", HOPPER)
+def test_the_kernel_for_hopper_equals_float64(name, width, monkeypatch):
+    """Of long blocks, whose keys come by TMA; gradients by the kernels for all GPUs from its sums."""
+    monkeypatch.undo()  # tiles of their size
+    pattern, queries, offset = HOPPER[name]
+    mask, score_mod = Mask(causal=True, offset=offset, pattern=pattern), ScoreMod(scale=width**-0.5)
+    sizes = ((queries, HEADS), (queries + offset, KV_HEADS), (queries + offset, KV_HEADS))
+    rounded = [normal(2, t, h, width, seed=i).bfloat16().to(DEVICE) for i, (t, h) in enumerate(sizes)]
+    inputs, exact = ([x.to(dtype).requires_grad_() for x in rounded] for dtype in (torch.bfloat16, torch.float64))
+    assert list_launch.hopper_takes(*inputs, pattern.block)
+    ours = sparse_attention(*inputs, mask, score_mod)
+    expected = sparse_attention_ref(*exact, mask, score_mod)[0]
+    direction = normal(*expected.shape, seed=9).bfloat16().to(DEVICE)
+    found = [ours, *torch.autograd.grad(ours, inputs, direction)]
+    right = [expected, *torch.autograd.grad(expected, exact, direction.double())]
+    for x, y in zip(found, right, strict=True):
+        assert (x.double() - y).norm() < 1e-2 * y.norm()
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from phasor.ops.sparse_attention.list_hopper_kernel import block_hopper_kernel as kernel
+
+layout = gl.NVMMASharedLayout.get_default_for([1, 128, 128], gl.bfloat16)
+types = {x: f"tensordesc<bf16[1, 128, 128],{layout!r}>" for x in ("k_desc", "v_desc")}
+types |= {"q_ptr": "*bf16", "out_ptr": "*bf16", "lse_ptr": "*fp32", "scale": "fp32"}
+constants = {"HEAD_DIM": 128, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK": 512, "SLOTS": 16, "NUM_STAGES": 2}
+signature = {
+    x: "constexpr" if x in constants else types.get(x, "*i32" if x.endswith("_ptr") else "i32")
+    for x in kernel.arg_names
+}
+source = GluonASTSource(kernel, signature, constants)
+print(len(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["cubin"]))
+"""
+
+
+@pytest.mark.cpu_only("Triton compiles for the GPU that is there")
+def test_the_kernel_for_hopper_compiles(tmp_path):
+    """With this version of Triton, whose interpreter does not run Gluon."""
+    script = tmp_path / "compile_kernel.py"
+    script.write_text(COMPILE)
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 1000
+
+
+def test_what_the_kernel_for_hopper_takes(monkeypatch):
+    """Short blocks, blocks of no whole tiles, float32 and other widths are left to the kernels for all GPUs."""
+    x = torch.zeros(1, 300, 2, 128, dtype=torch.bfloat16)
+    assert ON_GPU or not list_launch.hopper_takes(x, x, x, 256)
+    monkeypatch.setattr(flash_hopper, "is_available", lambda device: True)
+    assert list_launch.hopper_takes(x, x, x, 256)
+    assert not list_launch.hopper_takes(x, x, x, 128)
+    assert not list_launch.hopper_takes(x, x, x, 320)
+    assert not list_launch.hopper_takes(x.float(), x.float(), x.float(), 256)
+    assert not list_launch.hopper_takes(x[..., :96], x[..., :96], x[..., :96], 256)
+    assert not list_launch.hopper_takes(x, x.expand(3, -1, -1, -1), x, 256)
+
+
+def test_the_kernel_for_hopper_is_given_its_arguments(monkeypatch):
+    """By the names that it has, of those of the kernel over lists."""
+    hopper_kernel = pytest.importorskip("phasor.ops.sparse_attention.list_hopper_kernel").block_hopper_kernel
+    given = []
+
+    class Launcher:
+        kernel = hopper_kernel
+
+        def __call__(self, like, tensors, grid, **scalars):
+            given.append((list(tensors), grid, scalars))
+
+    monkeypatch.setattr(list_launch, "hopper_launcher", Launcher)
+    monkeypatch.setattr(flash_hopper, "is_available", lambda device: True)
+    monkeypatch.setattr(list_launch, "launch_merge", lambda *args, **scalars: None)
+    monkeypatch.setattr(flash_hopper, "describe_tokens", lambda x, tokens: (x.shape, tokens))
+    q, k, v = (x.bfloat16() for x in (torch.zeros(1, 300, n, 64) for n in (4, 2, 2)))
+    chosen = list_launch.choose_blocks(q, k[:, :2].float(), 256, 2, 0)
+    args = block_lists.TopBlockArgs(256, 2, 0, 0.1).list_args("forward", q, k, chosen)
+    list_launch.forward(q, k, v, args)
+    ((tensors, grid, scalars),) = given
+    assert tensors == list(hopper_kernel.arg_names[: len(tensors)])
+    assert {*tensors, *scalars} - {"num_warps"} == {*hopper_kernel.arg_names}
+    assert grid == (args.lists.spans.shape[1] * 4,)
 
 
 REASONS = {

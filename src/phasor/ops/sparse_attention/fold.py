@@ -205,5 +205,9 @@ def folded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Sco
 
 def explain(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> tuple[str, dict[str, str]]:
     """The path that attention among the rows of the fold takes."""
-    name, reasons = ATTENTION.explain(*fold_args(q, k, v, mask, score_mod)[1])
+    with torch.no_grad():  # the gradient of a view asks for its device, and that of a stand-in need not be there
+        (rows, keys, values, *given) = fold_args(q, k, v, mask, score_mod)[1]
+    for folded, x in ((rows, q), (keys, k), (values, v)):
+        folded.requires_grad_(x.requires_grad)
+    name, reasons = ATTENTION.explain(rows, keys, values, *given)
     return f"{name}, on rows of tokens that see each other", reasons

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from phasor.ops.attention import flash_hopper
 from phasor.ops.attention.flash_launch import contiguous_features, output_dot_gradient, row_stride, token_strides
 from phasor.ops.attention.flash_tiles import Tiling, block_d, tiling
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, next_power_of_2
@@ -33,6 +35,7 @@ MAX_HELD_KEYS, MAX_HELD_BYTES = 128, 1 << 15
 MAX_HELD_TILES, MIN_PROGRAMS = 16, 2048  # tiles of queries that go by, unless programs become fewer
 # Queries that chose one block read the same keys, all of them: as many as registers hold.
 WIDE_FORWARD = Tiling(128, 64, 8, 3)
+MIN_HOPPER_KEYS = 256  # of a block: fewer are done before warps take turns
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,38 @@ def holds_block(q: Tensor, block: int) -> bool:
     return block & (block - 1) == 0 and block <= MAX_HELD_KEYS and size <= MAX_HELD_BYTES
 
 
+def hopper_takes(q: Tensor, k: Tensor, v: Tensor, block: int) -> bool:
+    """Whether the kernel for Hopper GPUs computes the forward over queries that chose one block."""
+    return (
+        block >= MIN_HOPPER_KEYS
+        and block % flash_hopper.BLOCK_N == 0
+        and q.element_size() == 2
+        and q.shape[-1] in flash_hopper.HEAD_DIMS
+        and flash_hopper.is_available(q.device)
+        and flash_hopper.suits_tma(k)
+        and flash_hopper.suits_tma(v)
+    )
+
+
+@functools.cache
+def hopper_launcher() -> KernelLauncher:
+    """The launcher of that kernel, whose language is imported with it."""
+    from phasor.ops.sparse_attention.list_hopper_kernel import block_hopper_kernel
+
+    return KernelLauncher(block_hopper_kernel)
+
+
+def hopper_forward(q: Tensor, tensors: dict[str, Any], k: Tensor, v: Tensor, scalars: dict[str, Any]) -> None:
+    """Launch it, on the tensors and scalars of the kernel over lists."""
+    launch, block_n = hopper_launcher(), flash_hopper.BLOCK_N
+    descs = {"k_desc": flash_hopper.describe_tokens(k, block_n), "v_desc": flash_hopper.describe_tokens(v, block_n)}
+    options = {"BLOCK_N": block_n, "NUM_STAGES": flash_hopper.NUM_STAGES}
+    names = launch.kernel.arg_names
+    grid = (scalars["num_tiles"] * q.shape[2] * q.shape[0],)
+    taken = {name: value for name, value in (scalars | options).items() if name in names}
+    launch(q, descs | {name: x for name, x in tensors.items() if name in names}, grid, **taken, num_warps=4)
+
+
 def selected_tiling(q: Tensor, block: int) -> Tiling:
     """The tiling of the forward over queries that chose one block."""
     wide = q.element_size() == 2 and block_d(q.shape[-1]) <= 128 and not holds_block(q, block)
@@ -128,6 +163,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, args: ListArgs) -> tuple[Tensor, Te
         for unused in ("BLOCK_N", "CAUSAL", "ONE_BLOCK"):
             del scalars[unused]
         launch_block_forward(q, tensors, grid, **scalars)
+    elif args.one_block and hopper_takes(q, k, v, args.block):
+        hopper_forward(q, tensors, k, v, scalars)
     else:
         launch_forward(q, tensors, grid, **scalars)
     if args.slots == 1:
