@@ -19,6 +19,7 @@ from phasor.nn.positions.base import build_position
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops import dispatch
 from phasor.ops.attention import Mask
+from phasor.ops.rope import PhaseArgs, RopeArgs
 
 EXACT = 1e-12  # of float64, relative to the largest output
 PAIRS = HEAD_DIM // 2
@@ -110,8 +111,8 @@ def test_before_training_it_is_rotary():
         assert torch.equal(model(ids), rotary(ids))
 
 
-def test_the_kernel_of_rotary_takes_learned_frequencies():
-    """Where frequencies get no gradient: with one they are rotated in torch, and results are the same."""
+def test_kernels_take_learned_frequencies():
+    """That of rotary where they get no gradient, and one that computes it. Results are the same."""
     config = tiny(GRAPEConfig(pairing="adjacent"))
     scheme = build_position(config.position, config, "decoder").to(DEVICE)
     with torch.no_grad():
@@ -123,7 +124,8 @@ def test_the_kernel_of_rotary_takes_learned_frequencies():
         scheme.requires_grad_(trained)
         with dispatch.force_path("triton"):
             place = scheme.for_layer(projected, scheme.prepare(seq, projected), scheme.layer_weights(0), step)
-        assert (scheme.kernel_why_not(place) is None) is not trained
+        assert scheme.kernel_why_not(place) is None
+        assert isinstance(place, PhaseArgs if trained else RopeArgs)
         by_heads = scheme.on_heads(
             projected[:, :, :, :2].flatten(2, 3), projected[..., 2, :], projected[..., 3, :], place
         )

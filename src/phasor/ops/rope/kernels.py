@@ -44,12 +44,18 @@ def choose_schedule(tokens: int, heads: int, head_dim: int) -> Schedule:
 
 @triton.jit
 def cos_sin(position, increments):
-    """Cosine and sine of `position * increment`, a 64-bit fraction of a rotation that wraps around.
+    """Cosine and sine of `position * increment`, a 64-bit fraction of a rotation that wraps around."""
+    return phase_cos_sin(position * increments)
+
+
+@triton.jit
+def phase_cos_sin(phase):
+    """Cosine and sine of a 64-bit fraction of a rotation.
 
     The nearest quarter rotation is subtracted in integers. The polynomials interpolate the sine and cosine of
     `2 pi z` at Chebyshev points for `z` of at most an eighth of a rotation, with an error below 1e-8 each.
     """
-    phase = ((position * increments) >> 32).to(tl.int32)
+    phase = (phase >> 32).to(tl.int32)
     quarter = (phase + 0x20000000) >> 30
     z = (phase - (quarter << 30)).to(tl.float32) * 2.3283064365386963e-10  # 2^-32, exactly
     t = z * z

@@ -20,6 +20,19 @@ class RopeArgs(NamedTuple):
     factor: Tensor  # float32, [1]
 
 
+class PhaseArgs(NamedTuple):
+    """What rotates the heads of tokens by angles that are given for each, in 2^-64 of a full rotation.
+
+    Groups of heads of equal size have angles of their own. `radians` are zeros whose gradient is that of the angles.
+    The scales multiply the pairs of rotated queries and keys.
+    """
+
+    phases: Tensor  # int64, [B or 1, T, groups, pairs]
+    radians: Tensor | None = None  # float32, of the same shape
+    q_scale: Tensor | None = None  # float32, [B or 1, T, pairs]
+    k_scale: Tensor | None = None
+
+
 def rotate_pairs_ref(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """Rotate the first `2 * cos.shape[-1]` features of `x` in pairs, `(u, v) -> (u cos - v sin, u sin + v cos)`.
 
@@ -47,6 +60,28 @@ def rope_ref(q: Tensor, k: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor
     cos, sin = torch.cos(angle).to(dtype) * args.factor, torch.sin(angle).to(dtype) * args.factor
     q = q.flatten(2, -2)
     return rotate_pairs_ref(q, cos, sin, pairing), rotate_pairs_ref(k, cos, sin, pairing)
+
+
+def rope_phases_ref(q: Tensor, k: Tensor, args: PhaseArgs, pairing: str) -> tuple[Tensor, Tensor]:
+    """Queries `[B, T, H, D]`, or by group `[B, T, K, H/K, D]`, and keys `[B, T, K, D]`, rotated by given phases.
+
+    >>> quarter = PhaseArgs(torch.tensor([[[[2**62]]]]), q_scale=torch.tensor([[[3.0]]]))
+    >>> q, k = rope_phases_ref(*torch.tensor([1.0, 0.0]).expand(2, 1, 1, 1, 2), quarter, "half")
+    >>> q.round().tolist(), k.round().tolist()
+    ([[[[0.0, 3.0]]]], [[[[0.0, 1.0]]]])
+    """
+    angle = args.phases.to(torch.float64) * (2 * math.pi / 2**64)
+    if args.radians is not None:
+        angle = angle + args.radians
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    rotated = []
+    for x, scale in ((q.flatten(2, -2), args.q_scale), (k, args.k_scale)):
+        by_head = angle.repeat_interleave(x.shape[2] // angle.shape[2], dim=2)
+        cos, sin = by_head.cos().to(dtype), by_head.sin().to(dtype)
+        if scale is not None:
+            cos, sin = cos * scale[:, :, None], sin * scale[:, :, None]
+        rotated.append(rotate_pairs_ref(x, cos, sin, pairing))
+    return rotated[0], rotated[1]
 
 
 def rope_qkv_ref(qkv: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:

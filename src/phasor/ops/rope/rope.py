@@ -13,8 +13,17 @@ from torch import Tensor
 
 from phasor.ops.custom_op import CustomOp
 from phasor.ops.dispatch import Dispatch, Path, functional_transform_why_not, triton_why_not
-from phasor.ops.launch import empty_dense
-from phasor.ops.rope.reference import RopeArgs, rope_qkv_ref, rope_ref, rotate_pairs_ref, split_pairs, split_qkv
+from phasor.ops.rope.outputs import empty_heads, empty_parts, empty_qkv
+from phasor.ops.rope.phases import phase_op, phase_qkv_op
+from phasor.ops.rope.reference import (
+    PhaseArgs,
+    RopeArgs,
+    rope_qkv_ref,
+    rope_ref,
+    rotate_pairs_ref,
+    split_pairs,
+    split_qkv,
+)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
@@ -123,16 +132,22 @@ def _rope_qkv_why_not(qkv: Tensor, args: RopeArgs, pairing: str) -> str | None:
     return rope_kernel_why_not(args.positions, qkv)
 
 
-def rope_kernel(q: Tensor, k: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor]:
-    """`rope` by the Triton kernel, in one pass, for callers that have checked `rope_kernel_why_not` already."""
-    rotated: tuple[Tensor, Tensor] = rope_op(q, k, args, pairing == "adjacent", False)
+def rope_kernel(q: Tensor, k: Tensor, args: RopeArgs | PhaseArgs, pairing: str) -> tuple[Tensor, Tensor]:
+    """`rope` by the Triton kernel, in one pass, for callers that have checked `rope_kernel_why_not` already.
+
+    Phases that are given for every token are taken by a kernel of their own.
+    """
+    op = rope_op if isinstance(args, RopeArgs) else phase_op
+    rotated: tuple[Tensor, Tensor] = op(q, k, args, pairing == "adjacent", False)
     return rotated
 
 
-def rope_qkv_kernel(qkv: Tensor, args: RopeArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
+def rope_qkv_kernel(qkv: Tensor, args: RopeArgs | PhaseArgs, pairing: str) -> tuple[Tensor, Tensor, Tensor]:
     """`rope_qkv` by the Triton kernel: one pass for the rotation, another for the gradient of the projection."""
     if torch.is_grad_enabled() and qkv.requires_grad:
-        return rope_qkv_op(qkv, args, pairing == "adjacent", False)
+        op = rope_qkv_op if isinstance(args, RopeArgs) else phase_qkv_op
+        parts: tuple[Tensor, Tensor, Tensor] = op(qkv, args, pairing == "adjacent", False)
+        return parts
     q, k, v = split_qkv(qkv)
     return *rope_kernel(q, k, args, pairing), v
 
@@ -149,49 +164,34 @@ ROPE_QKV = Dispatch(
 def _rope(q: Tensor, k: Tensor, args: RopeArgs, adjacent: bool, inverse: bool) -> tuple[Tensor, Tensor]:
     from phasor.ops.rope.kernels import launch_rope
 
-    out = _empty_heads(q, k)
+    out = empty_heads(q, k)
     launch_rope((q, k), out, *args, adjacent=adjacent, inverse=inverse)
     return out
-
-
-def _empty_heads(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:2], q.shape[2:-1].numel(), q.shape[-1])), empty_dense(k)
 
 
 def _rope_qkv(qkv: Tensor, args: RopeArgs, adjacent: bool, inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     from phasor.ops.rope.kernels import launch_rope
 
-    out = _empty_parts(qkv)
+    out = empty_parts(qkv)
     launch_rope(split_qkv(qkv), out, *args, adjacent=adjacent, inverse=inverse)
     return out
-
-
-def _empty_parts(qkv: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rows, tokens, groups, heads, head_dim = qkv.shape
-    q, k, v = (qkv.new_empty((rows, tokens, n, head_dim)) for n in (groups * (heads - 2), groups, groups))
-    return q, k, v
 
 
 def _merge_qkv(q: Tensor, k: Tensor, v: Tensor, args: RopeArgs, adjacent: bool, inverse: bool) -> Tensor:
     """A projection of rotated queries and keys, and values: the layout of `_rope_qkv` the other way around."""
     from phasor.ops.rope.kernels import launch_rope
 
-    out = _empty_qkv(q, k, v)
+    out = empty_qkv(q, k, v)
     launch_rope((q, k, v), split_qkv(out), *args, adjacent=adjacent, inverse=inverse)
     return out
-
-
-def _empty_qkv(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    rows, tokens, groups, head_dim = k.shape
-    return q.new_empty((rows, tokens, groups, q.shape[2] // groups + 2, head_dim))
 
 
 rope_op = CustomOp("phasor::rope", _rope)
 rope_qkv_op = CustomOp("phasor::rope_qkv", _rope_qkv)
 merge_qkv_op = CustomOp("phasor::merge_qkv", _merge_qkv)
-rope_op.register_fake(_empty_heads)
-rope_qkv_op.register_fake(_empty_parts)
-merge_qkv_op.register_fake(_empty_qkv)
+rope_op.register_fake(empty_heads)
+rope_qkv_op.register_fake(empty_parts)
+merge_qkv_op.register_fake(empty_qkv)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:

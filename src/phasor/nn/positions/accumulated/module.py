@@ -18,7 +18,7 @@ from phasor.nn.positions.sums import Steps, Sums, no_autocast, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
 from phasor.ops.linear_float32 import linear_float32
-from phasor.ops.rope import rotate_pairs_ref
+from phasor.ops.rope import PhaseArgs, rope_kernel, rope_kernel_why_not, rope_qkv_kernel, rotate_pairs_ref
 
 LEARNED_BITS = 52  # of the learned part of a step, in fractions of a rotation: all that float64 has
 INITIAL_SHARE = 0.1  # of a pair's frequency, that the learned part adds at first for inputs of variance 1
@@ -29,6 +29,7 @@ class Rotations(NamedTuple):
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
+    why_not: str | None = None  # why no kernel computes them
 
 
 class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
@@ -88,9 +89,23 @@ class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
         own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)
         return Steps(own + learned, radians).mask_padding(prepared)
 
-    def for_layer(self, x: Tensor, prepared: Tensor | None, weights: tuple[Tensor], step: LayerStep) -> Rotations:
+    def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
+        return rotation_why_not(seq.positions.shape[-1], seq.positions, like)
+
+    def kernel_why_not(self, prepared: PhaseArgs | Rotations) -> str | None:
+        return prepared.why_not if isinstance(prepared, Rotations) else None
+
+    def for_layer(
+        self, x: Tensor, prepared: Tensor | None, weights: tuple[Tensor], step: LayerStep
+    ) -> PhaseArgs | Rotations:
         sums, _ = running_sums("angle_sums", self.steps(x, weights, prepared), step)
-        return self.rotations(sums)
+        why_not = rotation_why_not(x.shape[1], sums.fixed, x)
+        if why_not is not None:
+            return self.rotations(sums)._replace(why_not=why_not)
+        shape = (self.own_kv_heads, -1)
+        return PhaseArgs(
+            sums.fixed.unflatten(-1, shape), None if sums.zeros is None else sums.zeros.unflatten(-1, shape)
+        )
 
     def rotations(self, sums: Sums) -> Rotations:
         """The rotations of the tokens of this call, queries and keys alike: those in a cache are rotated already."""
@@ -102,13 +117,34 @@ class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
         cos, sin = (x.repeat_interleave(self.queries_per_kv, dim=2) for x in key)
         return Rotations((cos, sin), key)
 
-    def on_query(self, q: Tensor, prepared: Rotations) -> Tensor:
+    def on_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, prepared: PhaseArgs | Rotations
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, PhaseArgs):
+            return *rope_kernel(q, k, prepared, self.config.pairing), v
+        return super().on_heads(q, k, v, prepared)
+
+    def on_projection(self, projected: Tensor, prepared: PhaseArgs | Rotations) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, PhaseArgs):
+            return rope_qkv_kernel(projected, prepared, self.config.pairing)
+        return super().on_projection(projected, prepared)
+
+    def on_query(self, q: Tensor, prepared: PhaseArgs | Rotations) -> Tensor:
+        if isinstance(prepared, PhaseArgs):
+            return rope_kernel(q, q[:, :, :0], prepared, self.config.pairing)[0]
         return self._rotate(q, *prepared.query)
 
-    def on_key(self, k: Tensor, prepared: Rotations) -> Tensor:
+    def on_key(self, k: Tensor, prepared: PhaseArgs | Rotations) -> Tensor:
+        if isinstance(prepared, PhaseArgs):
+            return rope_kernel(k, k[:, :, :0], prepared, self.config.pairing)[0]
         return self._rotate(k, *prepared.key)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The angles have gradients, which only the reference of the rotation computes."""
+        """The angles have gradients, which only the reference of the rotation computes in torch."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         return rotate_pairs_ref(x, cos.to(dtype), sin.to(dtype), self.config.pairing)
+
+
+def rotation_why_not(tokens: int, positions: Tensor, like: Tensor) -> str | None:
+    """Why no kernel rotates so many tokens of the dtype of `like`; None where it does."""
+    return "one token takes few operations" if tokens == 1 else rope_kernel_why_not(positions, like)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from phasor.nn.positions.dualchunk.config import DualChunkConfig
-from phasor.nn.positions.rotary.module import Angles
+from phasor.nn.positions.rotary.module import Prepared
 from phasor.nn.positions.rotary.pieces import PiecewiseRotary
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import ScorePiece, Span
-from phasor.ops.rope import RopeArgs
 
 
 class DualChunk(PiecewiseRotary, config=DualChunkConfig):
@@ -24,7 +23,7 @@ class DualChunk(PiecewiseRotary, config=DualChunkConfig):
 
     config: DualChunkConfig
 
-    def prepare(self, seq: SequenceInfo, like: Tensor) -> Angles | RopeArgs:
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
         return super().prepare(replace(seq, positions=seq.positions % self.config.chunk_length), like)
 
     def pieces(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> tuple[ScorePiece, ...]:

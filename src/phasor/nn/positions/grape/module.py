@@ -16,7 +16,15 @@ from phasor.nn.positions.grape.config import GRAPEConfig
 from phasor.nn.positions.phase import ROTATION, increments
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
-from phasor.ops.rope import RopeArgs, rope_kernel, rope_kernel_why_not, rope_qkv_kernel, rotate_pairs, rotate_pairs_ref
+from phasor.ops.rope import (
+    PhaseArgs,
+    RopeArgs,
+    rope_kernel,
+    rope_kernel_why_not,
+    rope_qkv_kernel,
+    rotate_pairs,
+    rotate_pairs_ref,
+)
 
 SHARE = 1 / 16  # of what is learned, that the logarithm of a frequency changes by: as the authors have it
 
@@ -32,11 +40,14 @@ class LearnedAngles(NamedTuple):
     why_not: str
 
 
+LayerAngles = RopeArgs | PhaseArgs | LearnedAngles
+
+
 class GRAPE(Position, config=GRAPEConfig):
     """Queries and keys rotated by `exp(m L)`, with `L` the sum of `theta_i L_i`, and `L_i` that of the pair `i`.
 
     `theta_i = base^(-2i/d) exp(w_i / 16)`, with `w` learned in every layer. A frequency is a 64-bit fraction of a
-    rotation, so that phases are exact; its gradient goes through floats, which no kernel computes.
+    rotation, so that phases are exact; its gradient goes through floats, from that of the angle of every token.
     """
 
     config: GRAPEConfig
@@ -60,46 +71,53 @@ class GRAPE(Position, config=GRAPEConfig):
         return (self.weight[layer],)
 
     def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
-        if torch.is_grad_enabled() and any(weight.requires_grad for weight in self.weight):
-            return "the kernel has no gradient of the frequencies"
         return rope_kernel_why_not(seq.positions, like)
 
     def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
         return seq.rows, self.why_not(seq, like)
 
-    def for_layer(
-        self, x: Tensor, prepared: Prepared, weights: tuple[Tensor], step: LayerStep
-    ) -> RopeArgs | LearnedAngles:
+    def for_layer(self, x: Tensor, prepared: Prepared, weights: tuple[Tensor], step: LayerStep) -> LayerAngles:
         positions, why_not = prepared
         growth = torch.expm1(weights[0].double() * SHARE)
         change = constant(self.initial, growth.device, torch.float64) * growth
         turns = change.detach() / (2 * math.pi)
         learned = ((turns - turns.round()) * 2.0**63).to(torch.int64) * 2
         per_position = constant(self.increments, growth.device, torch.int64) + learned
-        if why_not is None:
+        trained = torch.is_grad_enabled() and change.requires_grad
+        zeros = positions[..., None] * (change - change.detach()) if trained else None
+        if why_not is None and zeros is None:
             return RopeArgs(positions, per_position, constant((1.0,), growth.device, torch.float32))
-        angle = (positions[..., None] * per_position).double() * (2 * math.pi / ROTATION)
-        if torch.is_grad_enabled() and change.requires_grad:
-            angle = angle + positions[..., None] * (change - change.detach())
+        phases = positions[..., None] * per_position
+        if why_not is None:
+            assert zeros is not None
+            return PhaseArgs(phases[:, :, None], zeros[:, :, None].float())
+        angle = phases.double() * (2 * math.pi / ROTATION)
+        if zeros is not None:
+            angle = angle + zeros
         cos, sin = (part.to(bias_dtype(x))[:, :, None] for part in (angle.cos(), angle.sin()))
         return LearnedAngles(cos, sin, why_not)
 
-    def kernel_why_not(self, prepared: RopeArgs | LearnedAngles) -> str | None:
-        return None if isinstance(prepared, RopeArgs) else prepared.why_not
+    def kernel_why_not(self, prepared: LayerAngles) -> str | None:
+        return prepared.why_not if isinstance(prepared, LearnedAngles) else None
 
-    def on_projection(self, projected: Tensor, prepared: RopeArgs | LearnedAngles) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(prepared, RopeArgs):
+    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: LayerAngles) -> tuple[Tensor, Tensor, Tensor]:
+        if not isinstance(prepared, LearnedAngles):
+            return *rope_kernel(q, k, prepared, self.config.pairing), v
+        return super().on_heads(q, k, v, prepared)
+
+    def on_projection(self, projected: Tensor, prepared: LayerAngles) -> tuple[Tensor, Tensor, Tensor]:
+        if not isinstance(prepared, LearnedAngles):
             return rope_qkv_kernel(projected, prepared, self.config.pairing)
         return super().on_projection(projected, prepared)
 
-    def on_query(self, q: Tensor, prepared: RopeArgs | LearnedAngles) -> Tensor:
+    def on_query(self, q: Tensor, prepared: LayerAngles) -> Tensor:
         return self._rotate(q, prepared)
 
-    def on_key(self, k: Tensor, prepared: RopeArgs | LearnedAngles) -> Tensor:
+    def on_key(self, k: Tensor, prepared: LayerAngles) -> Tensor:
         return self._rotate(k, prepared)
 
-    def _rotate(self, x: Tensor, prepared: RopeArgs | LearnedAngles) -> Tensor:
-        if isinstance(prepared, RopeArgs):
+    def _rotate(self, x: Tensor, prepared: LayerAngles) -> Tensor:
+        if not isinstance(prepared, LearnedAngles):
             return rope_kernel(x, x[:, :, :0], prepared, self.config.pairing)[0]
         rotate = rotate_pairs_ref if prepared.cos.requires_grad else rotate_pairs
         return rotate(x, prepared.cos, prepared.sin, self.config.pairing)

@@ -21,6 +21,7 @@ from phasor.nn.sequence import SequenceInfo, at_least, check_length_type
 from phasor.ops.constants import constant
 from phasor.ops.decode.arguments import RotaryArgs
 from phasor.ops.rope import (
+    PhaseArgs,
     RopeArgs,
     expand_cos_sin,
     rope_kernel,
@@ -49,6 +50,10 @@ class Angles(NamedTuple):
     whole: bool = False  # whether queries' and keys' are those of `expand_cos_sin`
     why_not: str | None = None  # why the kernel that computes its own angles does not apply
     decay: Decay | None = None  # what queries and keys are multiplied by after the cache
+
+
+KERNEL_ARGS = RopeArgs, PhaseArgs  # what a kernel rotates queries and keys by
+Prepared = Angles | RopeArgs | PhaseArgs
 
 
 class Table(NamedTuple):
@@ -159,7 +164,7 @@ class Rotary(Position, config=RotaryConfig):
             return "lengths, and so frequencies, differ from row to row"
         return rope_kernel_why_not(seq.positions, like)
 
-    def prepare(self, seq: SequenceInfo, like: Tensor) -> Angles | RopeArgs:
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
         reason = self.why_not(seq, like)
         if reason is None:
             table = self.fixed or table_of(self.config, self.rotary_dim, cast("int | None", seq.length))
@@ -186,42 +191,42 @@ class Rotary(Position, config=RotaryConfig):
             return Angles(both, both, whole=True)
         return Angles(both, both)
 
-    def kernel_why_not(self, prepared: Angles | RopeArgs) -> str | None:
-        return None if isinstance(prepared, RopeArgs) else prepared.why_not
+    def kernel_why_not(self, prepared: Prepared) -> str | None:
+        return None if isinstance(prepared, KERNEL_ARGS) else prepared.why_not
 
-    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(prepared, RopeArgs):
+    def on_heads(self, q: Tensor, k: Tensor, v: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, KERNEL_ARGS):
             return *rope_kernel(q, k, prepared, self.config.pairing), v
         return super().on_heads(q, k, v, prepared)
 
-    def on_projection(self, projected: Tensor, prepared: Angles | RopeArgs) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(prepared, RopeArgs):
+    def on_projection(self, projected: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(prepared, KERNEL_ARGS):
             return rope_qkv_kernel(projected, prepared, self.config.pairing)
         return super().on_projection(projected, prepared)
 
-    def on_query(self, q: Tensor, prepared: Angles | RopeArgs) -> Tensor:
-        if isinstance(prepared, RopeArgs):
+    def on_query(self, q: Tensor, prepared: Prepared) -> Tensor:
+        if isinstance(prepared, KERNEL_ARGS):
             return rope_kernel(q, q[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(q, *prepared.query)
         return rotate_pairs(q, *prepared.query, self.config.pairing)
 
-    def on_key(self, k: Tensor, prepared: Angles | RopeArgs) -> Tensor:
-        if isinstance(prepared, RopeArgs):
+    def on_key(self, k: Tensor, prepared: Prepared) -> Tensor:
+        if isinstance(prepared, KERNEL_ARGS):
             return rope_kernel(k, k[:, :, :0], prepared, self.config.pairing)[0]
         if prepared.whole:
             return rotate_halves(k, *prepared.key)
         return rotate_pairs(k, *prepared.key, self.config.pairing)
 
-    def on_value(self, v: Tensor, prepared: Angles | RopeArgs) -> Tensor:
+    def on_value(self, v: Tensor, prepared: Prepared) -> Tensor:
         return (
             v
-            if isinstance(prepared, RopeArgs) or prepared.value is None
+            if isinstance(prepared, KERNEL_ARGS) or prepared.value is None
             else rotate_pairs(v, *prepared.value, self.config.pairing)
         )
 
-    def on_output(self, y: Tensor, prepared: Angles | RopeArgs) -> Tensor:
-        if not self.config.rotate_output or isinstance(prepared, RopeArgs) or prepared.value is None:
+    def on_output(self, y: Tensor, prepared: Prepared) -> Tensor:
+        if not self.config.rotate_output or isinstance(prepared, KERNEL_ARGS) or prepared.value is None:
             return y
         cos, sin = prepared.value
         return rotate_pairs(y, cos, -sin, self.config.pairing)

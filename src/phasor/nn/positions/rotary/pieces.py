@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor.nn.checks import can_check_values
 from phasor.nn.positions.rotary.config import PiecewiseRotaryConfig
-from phasor.nn.positions.rotary.module import Angles, Rotary, headwise
+from phasor.nn.positions.rotary.module import Prepared, Rotary, headwise
 from phasor.ops.attention import Mask, ScoreMod, ScorePiece
 from phasor.ops.constants import constant
 from phasor.ops.rope import RopeArgs, rope_kernel, rope_kernel_why_not, rotate_pairs
@@ -29,7 +29,7 @@ class PiecewiseRotary(Rotary):
     config: PiecewiseRotaryConfig
 
     def on_attention(
-        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Angles | RopeArgs
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Prepared
     ) -> tuple[Tensor, Tensor, ScoreMod]:
         queries, keys = score_mod.query_positions, score_mod.key_positions
         assert queries is not None

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.nn.checks import can_check_values
-from phasor.nn.positions.rotary.module import Angles, Decay, Rotary, headwise
+from phasor.nn.positions.rotary.module import Angles, Decay, Prepared, Rotary, headwise
 from phasor.nn.positions.xpos.config import XPosConfig
 from phasor.nn.sequence import KeyInfo, SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod, SinkQueries
 from phasor.ops.dispatch import compute_dtype
-from phasor.ops.rope import RopeArgs
+from phasor.ops.rope import PhaseArgs, RopeArgs
 
 FLOAT16_SPANS = 8  # make one span of float32
 
@@ -31,7 +31,20 @@ class XPos(Rotary, config=XPosConfig):
     depends_on_window = True
 
     def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
-        return "xPos scales queries and keys differently"
+        if seq.positions.shape[-1] == 1:
+            return "one token takes few operations"
+        if self._decays_after_cache(seq, like):
+            return "a cache holds keys without the decay"
+        return super().why_not(seq, like)
+
+    def prepare(self, seq: SequenceInfo, like: Tensor) -> Prepared:
+        prepared = super().prepare(seq, like)
+        if not isinstance(prepared, RopeArgs):
+            return prepared
+        scale, factor = self._scale_of(seq, like, torch.float64), prepared.factor.double()
+        scales = (x.float().expand(-1, seq.positions.shape[-1], -1) for x in (factor * scale, factor / scale))
+        phases = seq.rows[:, :, None, None] * prepared.increments
+        return PhaseArgs(phases, None, *scales)
 
     def angles(self, cos: Tensor, sin: Tensor, seq: SequenceInfo, like: Tensor) -> Angles:
         if self._decays_after_cache(seq, like):
@@ -41,11 +54,14 @@ class XPos(Rotary, config=XPosConfig):
             self._check_span(seq.rows - seq.rows[:, :1], like, seq.order is None)
             both = headwise(cos), headwise(sin)
             return Angles(both, both)
-        since = seq.positions - seq.origin()
-        self._check_span(since, like, seq.order is None)
-        scale = self._scale(since - self.config.max_positions // (2 * FLOAT16_SPANS), cos.dtype)
+        scale = self._scale_of(seq, like, cos.dtype)
         query = headwise(cos * scale), headwise(sin * scale)
         return Angles(query, (headwise(cos / scale), headwise(sin / scale)))
+
+    def on_key(self, k: Tensor, prepared: Prepared) -> Tensor:
+        if isinstance(prepared, PhaseArgs):
+            prepared = prepared._replace(q_scale=prepared.k_scale)
+        return super().on_key(k, prepared)
 
     def prepare_keys(self, prepared: Angles, keys: KeyInfo, like: Tensor) -> Angles:
         """With the factors of queries and keys around the middle of the call, which sink tokens have another of."""
@@ -61,9 +77,9 @@ class XPos(Rotary, config=XPosConfig):
         return prepared._replace(decay=Decay(of_queries, self._decay(reference - keys.positions, like), of_sinks))
 
     def on_attention(
-        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Angles | RopeArgs
+        self, q: Tensor, k: Tensor, mask: Mask, score_mod: ScoreMod, prepared: Prepared
     ) -> tuple[Tensor, Tensor, ScoreMod]:
-        decay = None if isinstance(prepared, RopeArgs) else prepared.decay
+        decay = prepared.decay if isinstance(prepared, Angles) else None
         if decay is None:
             return q, k, score_mod
         sinks = score_mod.sink_queries
@@ -98,6 +114,12 @@ class XPos(Rotary, config=XPosConfig):
         pairs = (scale, scale) if self.config.pairing == "half" else (scale[..., None], scale[..., None])
         both = torch.cat(pairs, dim=-1).flatten(2)
         return headwise(F.pad(both, (0, self.head_dim - self.rotary_dim), value=1.0))
+
+    def _scale_of(self, seq: SequenceInfo, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """The factors of the queries of a call, `[..., T, pairs]`."""
+        since = seq.positions - seq.origin()
+        self._check_span(since, like, seq.order is None)
+        return self._scale(since - self.config.max_positions // (2 * FLOAT16_SPANS), dtype)
 
     def _scale(self, since: Tensor, dtype: torch.dtype) -> Tensor:
         """`zeta_i^(since / decay)` for each pair of features, `[..., pairs]`."""
