@@ -3,6 +3,7 @@
 Triton's interpreter does not run Gluon, the language they are written in.
 """
 
+import builtins
 import json
 import math
 import os
@@ -116,7 +117,8 @@ CASES = [
     ("window-both-ways", "slopes", {"learned": False}),
     ("everything", "slopes", {}),
     ("causal", "log", {}),
-    ("everything", "log", {"softcap": 3.0}),
+    ("everything", "slopes", {"softcap": 3.0, "learned": False}),
+    ("everything", "log", {}),
     ("documents", "power", {}),
     ("causal", "table", {}),
     ("chunk", "table", {}),
@@ -221,16 +223,27 @@ def test_kernels_compile_for_hopper(name, tmp_path):
     assert int(done.stdout) > 1000
 
 
-FAR = ("far_curve", "add_far_curve", "curve_sums")
+FAR = ("far_curve", "power_of_row", "column_powers", "far_coefs", "curve_sums")
 KINDS = {"LINEAR": 3, "LOG": 4, "POWER": 5}
+
+
+class Tile:
+    """What is stored in shared memory."""
+
+    def store(self, x):
+        self.x = x
 
 
 def in_torch():
     """The functions of the kernels about far tiles as Python runs them, on tensors in float64."""
     tiles = pytest.importorskip("phasor.ops.attention.flash_hopper_tiles")
     backward = pytest.importorskip("phasor.ops.attention.flash_hopper_backward")
-    language = SimpleNamespace(where=torch.where, log2=torch.log2, exp2=torch.exp2, float32=torch.float64)
-    names = {"gl": language, "LOG2E": math.log2(math.e), **KINDS}
+    layouts = {name: lambda *fields: None for name in ("BlockedLayout", "SliceLayout")}
+    layouts["NVMMASharedLayout"] = SimpleNamespace(get_default_for=lambda shape, dtype: None)
+    memory = {"allocate_shared_memory": lambda dtype, shape, layout: Tile()}
+    arange = {"arange": lambda start, end, layout: torch.arange(start, end)}
+    language = SimpleNamespace(where=torch.where, exp2=torch.exp2, float32=torch.float64, **layouts, **memory, **arange)
+    names = {"__builtins__": builtins, "gl": language, "log2": torch.log2, "LOG2E": math.log2(math.e), **KINDS}
     for name in FAR:
         code = getattr(tiles if hasattr(tiles, name) else backward, name).fn.__code__
         names[name] = FunctionType(code, names)
@@ -244,37 +257,58 @@ def curves(kind, distance, param):
     return distance**param, distance**param * distance.log()
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("kind", "param"), [("LOG", 1.0), ("LOG", 0.02), ("LOG", 1e-9), ("LOG", 0.0), ("POWER", 0.7), ("POWER", 1.9)]
 )
-def test_far_tiles_are_polynomials(kind, param):
-    """Curves over tiles that are as near as far tiles may be, and the sums by which their gradients are found."""
+def test_far_tiles_are_polynomials(kind, param, half):
+    """Curves over tiles that are as near as far tiles may be, by products of numbers in half precision."""
     far = in_torch()
     param = torch.tensor(param, dtype=torch.float64)
     row, column = torch.arange(64)[:, None], torch.arange(64)[None, :]
-    distance = (512 + 63 - row + column).double()  # queries along dimension 1: of the middle column 543 and less
     middle = (512 + 63 - row + 32).double()
-    exact, derivative = curves(kind, distance, param)
-    scores = far.add_far_curve(
-        torch.zeros(64, 64).double(), 1.0, middle[:, 0], column[0], 32, -1.0, param, 1, KINDS[kind]
-    )
-    size = 1.0 if kind == "LOG" else exact.max()
-    assert (scores - exact).abs().max() < 1e-5 * size
-    mirrored = far.add_far_curve(
-        torch.zeros(64, 64).double(), 1.0, middle.flip(0)[:, 0], column[0], 32, -1.0, param, 0, KINDS[kind]
-    )
-    assert (mirrored - curves(kind, middle.flip(0) - (column - 32), param)[0]).abs().max() < 2e-5 * size
-    power = torch.tensor([0, 1, 2, 2, 3, 3, 4, 4])[None, :]
+    powers, x = far.column_powers(64, half).x.double(), (column[0].double() - 32) / 32
+    found = torch.stack([powers[0], powers[1], powers[2] + powers[3], powers[4] + powers[5]])
+    assert torch.equal(found, x ** torch.arange(4)[:, None])
+    for q_dim, distance in ((1, middle + column - 32), (0, middle - (column - 32))):  # which grows with queries
+        exact = curves(kind, distance, param)[0]
+        coefs = far.far_coefs(middle[:, 0], -1.0, param, 64, q_dim, KINDS[kind], half, None)
+        in_middle = far.far_curve(middle, param, 1, KINDS[kind])[0]
+        error = (in_middle + coefs.double() @ powers - exact).abs().max()
+        assert error < 2e-5 * (1.0 if kind == "LOG" else exact.max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "param"), [("LOG", 1.0), ("LOG", 0.02), ("LOG", 1e-9), ("LOG", 0.0), ("POWER", 0.7), ("POWER", 1.9)]
+)
+def test_gradients_of_curves_are_sums_of_moments(kind, param):
+    """Of gradients that see the terms of one degree alone."""
+    far = in_torch()
+    param = torch.tensor(param, dtype=torch.float64)
+    row, x = torch.arange(64)[:, None], (torch.arange(64) - 32).double() / 32
+    middle = (512 + 63 - row + 32).double()
+    exact, derivative = curves(kind, middle + 32 * x, param)
+    power = far.power_of_row(torch.arange(8))[None, :]
     halves = torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]).double()  # a number and its rest are two columns
-    powers = (column[0, :, None] - 32).double() ** torch.arange(4)
-    for degree, part in enumerate(torch.linalg.qr(powers).Q.mT):  # gradients that see the terms of one degree alone
+    for degree, part in enumerate(torch.linalg.qr(x[:, None] ** torch.arange(4)).Q.mT):
         ds = part.expand(64, -1)
-        moments = (ds @ (column[0, :, None] - 32).double() ** power) * halves
+        moments = (ds @ x[:, None] ** power) * halves
         by_slope, by_param = far.curve_sums(moments, middle, param, power, KINDS[kind])
         for ours, curve in ((by_slope, exact), (by_param, derivative)):
             wanted = (ds * curve).sum()
             rounding = 1e-12 * (ds * curve).abs().sum()
             assert abs(ours.sum() - wanted) <= 0.03 * abs(wanted) + rounding, degree  # terms of higher degree
+
+
+def test_tables_lie_twice():
+    """Any two entries that follow each other begin at an even place of one of both."""
+    for distances in (5, 6):
+        table = torch.arange(2.0 * distances).view(2, distances)
+        pairs = flash_hopper.twice(table)
+        assert pairs.shape == (2, 2, 6)
+        for first in range(distances - 1):
+            odd = first % 2
+            assert torch.equal(pairs[:, odd, first - odd :][:, :2], table[:, first : first + 2])
 
 
 @pytest.mark.parametrize("name", [name for name in MASKS if name not in ("padding", "cross")])

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, FlashLayout
+from phasor.ops.attention.flash_tiles import LOG, POWER
 from phasor.ops.dispatch import forced_path, must_be_deterministic
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
 
@@ -26,6 +27,7 @@ LOG2E = math.log2(math.e)
 MIN_PAIRS = 2**28  # of queries and keys of all heads: fewer are done before their descriptors are made
 HEAD_DIMS = (64, 128)
 BACKWARD_HEAD_DIMS = (128,)
+CURVES = (LOG.value, POWER.value)
 
 
 @functools.cache
@@ -52,6 +54,7 @@ def takes(args: FlashArgs, layout: FlashLayout) -> bool:
         and (q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1] >= MIN_PAIRS or forced_path() == "triton")
         and is_available(q.device)
         and args.scale > 0
+        and not (args.softcap > 0 and layout.bias in CURVES)  # which products of queries and keys include
         and by_index
         and args.sink_queries is None
         and args.knots is None

@@ -23,14 +23,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from phasor.ops.attention.flash_dkdv_kernel import query_segments
 from phasor.ops.attention.flash_hopper_tiles import (
     add_by_tma,
-    add_far_curve,
     capped_products,
+    column_powers,
+    far_coefs,
     far_curve,
     is_far,
     load_by_tma,
     load_in_pairs,
     load_sums,
     pairs_stride,
+    power_of_row,
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
@@ -43,6 +45,7 @@ from phasor.ops.attention.flash_tiles import (
     curve,
     curve_derivative,
     load_slope,
+    log2,
     table_entries,
 )
 
@@ -66,25 +69,6 @@ def load_queries(descs, tiles, bars, batch, first_head, num_heads, stride_qh, st
         load_by_tma(delta_desc, [row, start], bar, delta_tiles.index(stage))
         head += (start == end).to(gl.int32)
         start = gl.where(start == end, low, start + 64)
-
-
-@gluon.jit
-def powers_of_columns(dtype: gl.constexpr):
-    """The columns of a tile of 64, counted from the middle, to the powers 0 to 3, `[8, 64]`.
-
-    Squares and cubes are each two rows, a number and the rest that it rounds away; the last two rows are zeros.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    row = gl.arange(0, 8, gl.SliceLayout(1, layout))[:, None]
-    j = gl.arange(0, 64, gl.SliceLayout(0, layout))[None, :] - 32
-    power = gl.where(row < 2, row, row // 2 + 1)
-    value = gl.where(power == 0, 1, j) * gl.where(power > 1, j, 1) * gl.where(power > 2, j, 1)
-    value = gl.where(row < 6, value, 0).to(gl.float32)
-    rounded = value.to(dtype)
-    rest = (value - rounded.to(gl.float32)).to(dtype)
-    tile = gl.allocate_shared_memory(dtype, [8, 64], gl.NVMMASharedLayout.get_default_for([8, 64], dtype))
-    tile.store(gl.where((row == 3) | (row == 5), rest, rounded))
-    return tile
 
 
 @gluon.jit
@@ -121,13 +105,29 @@ def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_
                 distance = (start + shift - offs_n)[:, None] + (offs_m - start)[None, :]
                 scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
     else:
-        columns = offs_m - start
-        if uses_one:
-            scores = add_far_curve(products, factor, far_distance, columns, 32, slope, curve_param, 1, BIAS)
+        if uses_one:  # the products have the rest of the curve
+            a0, _, _, _, _, _ = far_curve(far_distance, curve_param, 1, BIAS)
+            scores = products * factor - (slope * a0)[:, None]
         else:
-            distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
+            distance = far_distance[:, None] + (offs_m - start - 32).to(gl.float32)[None, :]
             scores = products * factor - slope * curve(distance, curve_param, BIAS)
     return scores, lse
+
+
+@gluon.jit
+def add_far_curve(products, powers, bias, head, start, first_key, scale, BIAS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The products of a tile's keys and queries with those that add the curve, where it is a far one; and what these
+    are made of, which has to stay until they are there.
+    """
+    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
+    shift = bias[7]
+    slope, curve_param = load_slope(bias[4], bias[5], head, BIAS)
+    far = is_far(start + shift - first_key - 63, 64, curve_param, BIAS)
+    middle = start + 32 + shift - first_key - gl.arange(0, 64, gl.SliceLayout(1, operand))
+    own_slope = gl.where(far, slope / (scale * LOG2E), 0.0)
+    distance = gl.maximum(middle, 1).to(gl.float32)
+    coefs = far_coefs(distance, own_slope, curve_param, 64, 1, BIAS, powers.dtype, operand)
+    return warpgroup_mma(coefs, powers, products, is_async=True), coefs
 
 
 @gluon.jit
@@ -136,18 +136,18 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
     curve, and times its derivative by the parameter. Distances are those of the middle columns.
     """
     if BIAS == LINEAR:
-        by_slope = gl.where(power == 0, distance, gl.where(power == 1, 1.0, 0.0))
+        by_slope = gl.where(power == 0, distance, gl.where(power == 1, 32.0, 0.0))
         by_param = by_slope * 0.0
     else:
-        a0, a1, a2, a3, u, g = far_curve(distance, curve_param, BIAS)
+        a0, a1, a2, a3, u, g = far_curve(distance, curve_param, 32, BIAS)
         by_slope = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
-        if BIAS == LOG:  # of `(distance + j) / (u + curve_param j)`
-            square = 1.0 / (u * u)
-            by_param = gl.where(power == 1, square, gl.where(power == 2, -g * square, g * g * square))
+        if BIAS == LOG:  # of `(distance + 32 x) / (u + 32 curve_param x)`
+            first = 32.0 / (u * u)
+            by_param = gl.where(power == 1, first, gl.where(power == 2, -g * first, g * g * first))
             by_param = gl.where(power == 0, distance / u, by_param)
         else:  # a power times its logarithm
             x = gl.where(power == 1, g, gl.where(power == 2, g * g, g * g * g))
-            log, c2 = gl.log2(u) / LOG2E, curve_param * (curve_param - 1.0) * 0.5
+            log, c2 = log2(u) / LOG2E, curve_param * (curve_param - 1.0) * 0.5
             d3 = c2 * (curve_param - 2.0) * (1.0 / 3.0) * log + c2 - curve_param * 0.5 + 1.0 / 3.0
             c = gl.where(power == 1, curve_param * log + 1.0, gl.where(power == 2, c2 * log + curve_param - 0.5, d3))
             by_param = gl.where(power == 0, a0 * log, a0 * c * x)
@@ -169,6 +169,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     p_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     HALF: gl.constexpr = HEAD_DIM // 2
     HAS_BIAS_GRAD: gl.constexpr = HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD
+    HAS_CURVE: gl.constexpr = BIAS == LOG or BIAS == POWER  # noqa: SIM109 (Triton knows no `in`)
     k_tile, v_tile = keys
     q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
     keys_ready, ds_ready = bars.index(2 * NUM_STAGES), bars.index(2 * NUM_STAGES + 1)
@@ -191,8 +192,11 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     zero_moments = gl.zeros([64, 8], gl.float32, moments_layout)
     m_rows: gl.constexpr = gl.SliceLayout(1, moments_layout)
     m_columns = gl.arange(0, 8, gl.SliceLayout(0, moments_layout))
-    power = gl.where(m_columns < 2, m_columns, m_columns // 2 + 1)[None, :]
+    power = power_of_row(m_columns)[None, :]
     sums_a, sums_b = zero_moments, zero_moments
+    moment_powers = powers
+    if HAS_BIAS_GRAD:
+        moment_powers = powers.slice(0, 8).permute((1, 0))
     near_a, near_b = (
         gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout)),
         gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout)),
@@ -202,8 +206,12 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     q = q_tiles.index(0).reshape([64, HEAD_DIM])
     k = k_tile.index(0).reshape([128, HEAD_DIM]).slice(GROUP * 64, 64)
     products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-    products = warpgroup_mma_wait(0, deps=(products,))
     head, start = first_head, low
+    if HAS_CURVE:
+        products, coefs = add_far_curve(products, powers, bias, head, start, first_own, scale, BIAS, s_layout)
+        products, coefs = warpgroup_mma_wait(0, deps=(products, coefs))
+    else:
+        products = warpgroup_mma_wait(0, deps=(products,))
     for t in range(num_tiles):
         stage, following = t % NUM_STAGES, (t + 1) % NUM_STAGES
         # Zero, which the compiler does not know: it would keep the descriptors of all parts of tiles in registers.
@@ -222,7 +230,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             uses_one = uses_one & ((start < ahead) | (start >= near))
         elif BIAS == LINEAR:
             uses_one = start < 0
-        elif BIAS == LOG or BIAS == POWER:  # noqa: SIM109 (Triton knows no `in`)
+        elif HAS_CURVE:
             curve_param = gl.load(curve_params_ptr + head)
             uses_one = is_far(start + shift - first_own - 63, 64, curve_param, BIAS)
         hidden = -1e9 if HAS_SOFTCAP and BIAS == NO_BIAS else float("-inf")  # of a cap, whose derivative is finite
@@ -259,7 +267,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
         moments = zero_moments
         if HAS_BIAS_GRAD:
-            moments = warpgroup_mma(ds_operand, powers.permute((1, 0)), zero_moments, use_acc=False, is_async=True)
+            moments = warpgroup_mma(ds_operand, moment_powers, zero_moments, use_acc=False, is_async=True)
         mbarrier.wait(ds_ready, t & 1)
         k_half = k_all.slice(GROUP * HALF, HALF, dim=1)
         dq = warpgroup_mma(ds_all.permute((1, 0)), k_half, zero_dq, use_acc=False, is_async=True)
@@ -272,12 +280,18 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         mbarrier.wait(bars.index(following), ((t + 1) // NUM_STAGES) & 1, pred=t + 1 < num_tiles)
         next_q = q_tiles.index(following).reshape([64, HEAD_DIM])
         products = warpgroup_mma(k, next_q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        is_last = start == end
+        next_head, next_start = head + is_last.to(gl.int32), gl.where(is_last, low, start + 64)
+        if HAS_CURVE:
+            known_head = gl.minimum(next_head, num_heads - 1)
+            products, coefs = add_far_curve(
+                products, powers, bias, known_head, next_start, first_own, scale, BIAS, s_layout
+            )
         dq_tile = dq_tiles.index(GROUP * 2 + t % 2)
         tma.store_wait(1)
         dq_tile.reshape([64, HALF]).store(dq)
         fence_async_shared()
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
-        is_last = start == end
         if HAS_TABLE_GRAD or (HAS_CURVE_GRAD and not ONE_SIDED):  # noqa: SIM102 (the second is not known to compilers)
             if uses_one == 0:  # element by element
                 ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
@@ -290,7 +304,8 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     near_b += gl.sum(gl.where(entries == num_distances - 1, ds_values, 0.0), 1)
                 else:
                     curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
-                    distance = far_distance[:, None] + (columns - 32).to(gl.float32)[None, :]
+                    # From integers, so that the compiler does not keep those of the scores for it.
+                    distance = ((start + shift - offs_n)[:, None] + columns[None, :]).to(gl.float32)
                     near_a += gl.sum(ds_values * curve(distance, curve_param, BIAS), 1)
                     near_b += gl.sum(ds_values * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SUM_GRAD:
@@ -324,9 +339,11 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                 gl.store(at, total / LOG2E if BIAS == LOG else total)
                 gl.store(at + 1, gl.sum(gl.sum(sums_b, 1), 0) + gl.sum(near_b, 0))
                 sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
-        head += is_last.to(gl.int32)
-        start = gl.where(is_last, low, start + 64)
-        products = warpgroup_mma_wait(0, deps=(products,))
+        head, start = next_head, next_start
+        if HAS_CURVE:
+            products, coefs = warpgroup_mma_wait(0, deps=(products, coefs))
+        else:
+            products = warpgroup_mma_wait(0, deps=(products,))
     tma.store_wait(0)
     rows = first_own + gl.arange(0, 64, gl.SliceLayout(1, d_layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, d_layout))
@@ -393,8 +410,8 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     bias = (q_pos_ptr, k_pos_ptr, stride_qposh, stride_kposh, slopes_ptr, curve_params_ptr, table_ptr, shift, high_key,
             min_distance, num_distances, ahead)  # fmt: skip
     powers = ds_tile
-    if HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD:
-        powers = powers_of_columns(dtype)
+    if HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD or BIAS == LOG or BIAS == POWER:
+        powers = column_powers(64, dtype)
     fence_async_shared()
     if HAS_KEY_MASK:
         key_mask_ptr += row * num_keys

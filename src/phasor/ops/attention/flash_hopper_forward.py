@@ -17,9 +17,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from phasor.ops.attention.flash_hopper_tiles import (
-    add_far_curve,
     barriers,
     capped_products,
+    column_powers,
+    far_coefs,
+    far_curve,
     is_far,
     load_by_tma,
     load_in_pairs,
@@ -28,8 +30,10 @@ from phasor.ops.attention.flash_hopper_tiles import (
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
+    LOG,
     LOG2E,
     NO_BIAS,
+    POWER,
     SUMS,
     TABLE,
     curve,
@@ -44,7 +48,7 @@ def load_keys(descs, tiles, opened, batch, kv_head, row, stride_kh, stride_vh, s
               NUM_STAGES: gl.constexpr, HAS_SUMS: gl.constexpr):  # fmt: skip
     """Load keys and values, tile by tile, as soon as both warpgroups have read what lies in their place."""
     k_desc, v_desc, sums_desc = descs
-    k_tiles, v_tiles, sums_tiles = tiles
+    k_tiles, v_tiles, sums_tiles, _ = tiles
     _, k_ready, v_ready, k_read, v_read = opened
     last, num_tiles = segments[0], segments[1]
     for t in range(num_tiles):
@@ -77,9 +81,11 @@ def key_column(sums_tile, bias, start, offs_n, num_keys, LAYOUT: gl.constexpr, B
 
 
 @gluon.jit
-def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N: gl.constexpr,
+def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, segments, far, BLOCK_N: gl.constexpr,
                   BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
-    """Scores with their bias; without what all keys of a query share, where it is ONE_SIDED."""
+    """Scores with their bias; without what all keys of a query share, where it is ONE_SIDED. Products of far tiles have
+    that of a curve already, but for what all keys of a query share.
+    """
     row_ptr, slope, curve_param, shift, min_distance, num_distances = bias[2:6] + bias[9:11]
     if ONE_SIDED:
         scores = products * factor + column
@@ -97,19 +103,19 @@ def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, 
                 entries = num_distances - 1 - table_entries(distance, min_distance, num_distances)
                 scores += gl.load(row_ptr + entries)
     else:
-        row, columns = (offs_m + shift - start).to(gl.float32), offs_n - start
-        if BIAS != LINEAR and is_far(first + shift - start - BLOCK_N + 1, BLOCK_N, curve_param, BIAS):
-            middle: gl.constexpr = BLOCK_N // 2
-            scores = add_far_curve(products, factor, row - middle, columns, middle, slope, curve_param, 0, BIAS)
+        row = (offs_m + shift - start).to(gl.float32)
+        if BIAS != LINEAR and far:
+            a0, _, _, _, _, _ = far_curve(row - BLOCK_N // 2, curve_param, 1, BIAS)
+            scores = products * factor - (slope * a0)[:, None]
         else:
-            distance = row[:, None] - columns.to(gl.float32)[None, :]
+            distance = row[:, None] - (offs_n - start).to(gl.float32)[None, :]
             scores = products * factor - slope * curve(distance, curve_param, BIAS)
     return scores
 
 
 @gluon.jit
-def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, key_mask_ptr, num_keys,
-                 scale, softcap, BLOCK_N: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
+def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, far, key_mask_ptr,
+                 num_keys, scale, softcap, BLOCK_N: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
                  HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """One step of the online softmax: the weights of a tile, the running maximum and sum, and what the sums before it
     are to be multiplied by.
@@ -117,7 +123,7 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
     scores, factor = capped_products(qk, scale, softcap, HAS_SOFTCAP)
     if BIAS != NO_BIAS:
         scores = biased_scores(
-            scores, factor, column, bias, offs_m, offs_n, first, start, segments, BLOCK_N, BIAS, ONE_SIDED
+            scores, factor, column, bias, offs_m, offs_n, first, start, segments, far, BLOCK_N, BIAS, ONE_SIDED
         )
     inner, outer = segments[2], segments[3]
     if start < inner or start >= outer:
@@ -140,6 +146,26 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
 
 
 @gluon.jit
+def tile_products(q, k, powers, zero, bias, first, start, scale, BLOCK_N: gl.constexpr, BIAS: gl.constexpr,
+                  LAYOUT: gl.constexpr):  # fmt: skip
+    """The products of queries and keys, begun; with those that add the curve of a far tile, and whether it is one."""
+    slope, curve_param, shift = bias[3], bias[4], bias[5]
+    qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    HAS_CURVE: gl.constexpr = BIAS == LOG or BIAS == POWER  # noqa: SIM109 (Triton knows no `in`)
+    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
+    far = gl.to_tensor(False)
+    coefs = gl.zeros([64, 16], powers.dtype, operand)
+    if HAS_CURVE:
+        far = is_far(first + shift - start - BLOCK_N + 1, BLOCK_N, curve_param, BIAS)
+        row = first + shift - start - BLOCK_N // 2 + gl.arange(0, 64, gl.SliceLayout(1, operand))
+        own_slope = gl.where(far, slope / (scale * LOG2E), 0.0)
+        distance = gl.maximum(row, 1).to(gl.float32)
+        coefs = far_coefs(distance, own_slope, curve_param, BLOCK_N, 0, BIAS, powers.dtype, operand)
+        qk = warpgroup_mma(coefs, powers, qk, is_async=True)
+    return qk, coefs, far
+
+
+@gluon.jit
 def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
            scale, softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
            NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
@@ -149,7 +175,7 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     out_rows: gl.constexpr = gl.SliceLayout(1, out_layout)
-    k_tiles, v_tiles, sums_tiles = tiles
+    k_tiles, v_tiles, sums_tiles, powers = tiles
     q_ready, k_ready, v_ready, k_read, v_read = opened
     bounds_ptr, key_mask_ptr = mask
     last, num_tiles = segments[0], segments[1]
@@ -180,11 +206,11 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
     offs_n = last + columns
     column = key_column(sums_tiles.index(0), bias, last, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
     k = k_tiles.index(0).reshape([BLOCK_N, HEAD_DIM])
-    qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    qk = warpgroup_mma_wait(0, deps=(qk,))
+    qk, coefs, far = tile_products(q, k, powers, zero, bias, first, last, scale, BLOCK_N, BIAS, qk_layout)
+    qk, coefs = warpgroup_mma_wait(0, deps=(qk, coefs))
     mbarrier.arrive(k_read.index(0), count=1)
     p, m_i, l_i, _ = tile_weights(
-        qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, last, segments, key_mask_ptr, num_keys, scale,
+        qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, last, segments, far, key_mask_ptr, num_keys, scale,
         softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
     )  # fmt: skip
     p = gl.convert_layout(p.to(v_tiles.dtype), p_layout)
@@ -194,15 +220,15 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         start = last - t * BLOCK_N
         offs_n = start + columns
         k = k_tiles.index(stage).reshape([BLOCK_N, HEAD_DIM])
-        qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        qk, coefs, far = tile_products(q, k, powers, zero, bias, first, start, scale, BLOCK_N, BIAS, qk_layout)
         mbarrier.wait(v_ready.index(before), ((t - 1) // NUM_STAGES) & 1)
         v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
         acc = warpgroup_mma(p, v, acc, is_async=True)
         column = key_column(sums_tiles.index(stage), bias, start, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
-        qk = warpgroup_mma_wait(1, deps=(qk,))
+        qk, coefs = warpgroup_mma_wait(1, deps=(qk, coefs))
         mbarrier.arrive(k_read.index(stage), count=1)
         p_next, m_i, l_i, alpha = tile_weights(
-            qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, key_mask_ptr, num_keys,
+            qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, far, key_mask_ptr, num_keys,
             scale, softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
         )  # fmt: skip
         p_next = gl.convert_layout(p_next.to(v_tiles.dtype), p_layout)
@@ -254,6 +280,9 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     sums_tiles = v_tiles
     if HAS_SUMS:
         sums_tiles = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 1, BLOCK_N], sums_desc.layout)
+    powers = v_tiles
+    if BIAS == LOG or BIAS == POWER:  # noqa: SIM109 (Triton knows no `in`)
+        powers = column_powers(BLOCK_N, dtype)
     opened = (
         barriers(1, 1),
         barriers(NUM_STAGES, 1),
@@ -300,7 +329,7 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     out_ptr += (row * num_queries * num_heads + head) * HEAD_DIM
     lse_ptr += (row * num_heads + head) * num_queries
     q = q_tile.reshape([BLOCK_M, HEAD_DIM])
-    tiles, mask, descs = (k_tiles, v_tiles, sums_tiles), (bounds_ptr, key_mask_ptr), (k_desc, v_desc, sums_desc)
+    tiles, mask, descs = (k_tiles, v_tiles, sums_tiles, powers), (bounds_ptr, key_mask_ptr), (k_desc, v_desc, sums_desc)
     kv_head, sums_row = head // group_size, batch * num_heads + head
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from phasor.ops.attention.flash_tiles import LOG, LOG2E, fast_tanh
+from phasor.ops.attention.flash_tiles import LOG, LOG2E, fast_tanh, log2
 
 if hasattr(tma, "async_load"):  # since Triton 3.8
     load_by_tma, add_by_tma = tma.async_load, tma.async_atomic_add
@@ -87,39 +87,63 @@ def is_far(least, WIDTH: gl.constexpr, curve_param, BIAS: gl.constexpr):
 
 
 @gluon.jit
-def far_curve(distance, curve_param, BIAS: gl.constexpr):
-    """The curve at a distance `d + j` as `a0 + a1 j + a2 j^2 + a3 j^3`; then u and g, the inverse scale of j."""
+def far_curve(distance, curve_param, UNIT: gl.constexpr, BIAS: gl.constexpr):
+    """The curve at a distance `d + UNIT x` as `a0 + a1 x + a2 x^2 + a3 x^3`; then u and g, the inverse scale of x."""
     if BIAS == LOG:
         u = 1.0 + curve_param * distance
-        g = curve_param / u
-        a0, b = gl.log2(u), LOG2E
-        c2, c3 = -0.5, 1.0 / 3.0
-        a1 = b * g
+        g = UNIT * curve_param / u
+        a0 = log2(u)
+        a1, c2, c3 = LOG2E * g, -0.5 * LOG2E, LOG2E / 3.0
     else:
         u = distance
-        g = 1.0 / distance
-        a0 = gl.exp2(curve_param * gl.log2(distance))
-        b = a0
-        a1 = curve_param * b * g
-        c2 = curve_param * (curve_param - 1.0) * 0.5
+        g = UNIT / distance
+        a0 = gl.exp2(curve_param * log2(distance))
+        a1 = curve_param * a0 * g
+        c2 = curve_param * (curve_param - 1.0) * 0.5 * a0
         c3 = c2 * (curve_param - 2.0) * (1.0 / 3.0)
-    return a0, a1, c2 * b * g * g, c3 * b * g * g * g, u, g
+    square = g * g
+    return a0, a1, c2 * square, c3 * (square * g), u, g
 
 
 @gluon.jit
-def add_far_curve(products, factor, distance, columns, middle, slope, curve_param, Q_DIM: gl.constexpr,
-                  BIAS: gl.constexpr):  # fmt: skip
-    """Scores of products of queries and keys, minus slope times the curve.
+def column_powers(WIDTH: gl.constexpr, dtype: gl.constexpr):
+    """The columns of a tile, counted from its middle in halves of its width, to the powers 0 to 3: `[16, WIDTH]`.
 
-    Distances are given by row, for the column `middle`; they grow along columns where queries are along dimension 1.
+    Squares and cubes are two rows, a number and the rest that it rounds away. Rows 8 and 9 are the columns and their
+    squares again, for the rests of `far_coefs`; all others are zeros.
     """
-    a0, a1, a2, a3, _, _ = far_curve(distance, curve_param, BIAS)
-    a0, a1, a2, a3 = -slope * a0[:, None], -slope * a1[:, None], -slope * a2[:, None], -slope * a3[:, None]
-    if Q_DIM == 0:
-        a1, a3 = -a1, -a3
-    # A thread's own part of a column, 0 to 6, and one that is the same for all threads, which the compiler knows.
-    own, rest = (columns & 6).to(gl.float32)[None, :], ((columns & ~6) - middle).to(gl.float32)[None, :]
-    b0 = a0 + own * (a1 + own * (a2 + own * a3))
-    b1 = a1 + own * (2.0 * a2 + own * (3.0 * a3))
-    b2 = a2 + own * (3.0 * a3)
-    return (products * factor + b0) + rest * (b1 + rest * (b2 + rest * a3))
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
+    x = (gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] - WIDTH // 2).to(gl.float32) * (2.0 / WIDTH)
+    power = power_of_row(row)
+    value = gl.where(power == 0, 1.0, x) * gl.where(power > 1, x, 1.0) * gl.where(power > 2, x, 1.0)
+    value = gl.where(power > 3, 0.0, value)
+    rounded = value.to(dtype)
+    rest = (value - rounded.to(gl.float32)).to(dtype)
+    tile = gl.allocate_shared_memory(dtype, [16, WIDTH], gl.NVMMASharedLayout.get_default_for([16, WIDTH], dtype))
+    tile.store(gl.where((row == 3) | (row == 5), rest, rounded))
+    return tile
+
+
+@gluon.jit
+def power_of_row(row):
+    """Which power the rows of `column_powers` are; 4 for those that are zeros."""
+    return gl.where(row < 2, row, gl.where(row < 6, row // 2 + 1, gl.where((row == 8) | (row == 9), row - 7, 4)))
+
+
+@gluon.jit
+def far_coefs(distance, slope, curve_param, WIDTH: gl.constexpr, Q_DIM: gl.constexpr, BIAS: gl.constexpr,
+              dtype: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+    """What `column_powers` are multiplied with to be minus slope times the curve, but for its value in the middle
+    column, where distances are those given by row: `[rows, 16]`.
+
+    They grow along columns where queries are along dimension 1.
+    """
+    row = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT))[None, :]
+    UNIT: gl.constexpr = WIDTH // 2 if Q_DIM == 1 else -WIDTH // 2
+    _, a1, a2, a3, _, _ = far_curve(distance, curve_param, UNIT, BIAS)
+    power = power_of_row(row)
+    value = gl.where(power == 1, a1[:, None], gl.where(power == 2, a2[:, None], a3[:, None])) * -slope
+    value = gl.where(power == 0, 0.0, value)
+    rounded = value.to(dtype)
+    return gl.where(row < 8, rounded, (value - rounded.to(gl.float32)).to(dtype))
