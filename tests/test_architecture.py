@@ -307,21 +307,30 @@ KINDS = SCHEMES.keys() - OTHER_KINDS
 LITERALS = KINDS - {"learned", "temperature"}  # words for other things too
 
 
-def named_schemes(text):
-    """The schemes that a file imports, has as literals, or compares a kind with."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in LITERALS:
-            found.add(node.value)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("phasor.nn.positions"):
-            found |= SCHEMES.keys() & set(node.module.split("."))
-            found |= set(SCHEMES.values()) & {alias.name for alias in node.names}
-        elif isinstance(node, ast.Compare):
+def compared_kinds(tree):
+    """The constants that a kind is compared with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(getattr(side, "attr", getattr(side, "id", "")) == "kind" for side in sides):
-                values = {value.value for side in sides for value in ast.walk(side) if isinstance(value, ast.Constant)}
-                found |= KINDS & values
-    return found
+                yield from (
+                    value.value for side in sides for value in ast.walk(side) if isinstance(value, ast.Constant)
+                )
+
+
+def imported_kinds(tree, package):
+    """The folders of a package that a file imports from, and what it imports from there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
+            yield from (*node.module.split("."), *(alias.name for alias in node.names))
+
+
+def named_schemes(text):
+    """The schemes that a file imports, has as literals, or compares a kind with."""
+    tree = ast.parse(text)
+    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    imported = {*SCHEMES.keys(), *SCHEMES.values()}.intersection(imported_kinds(tree, "phasor.nn.positions"))
+    return literals & LITERALS | imported | KINDS.intersection(compared_kinds(tree))
 
 
 @pytest.mark.parametrize(
@@ -341,6 +350,38 @@ def test_names_of_schemes_are_found(text, names):
 def test_nothing_outside_its_folder_names_a_scheme():
     others = [path for path in FILES if not path.relative_to(SOURCE).as_posix().startswith(NAMES_SCHEMES)]
     assert {str(path): found for path in others if (found := named_schemes(path.read_text()))} == {}
+
+
+# Where kinds of attention have their names: they are defined, chosen, converted, compared or timed.
+NAMES_ATTENTION = (
+    *("nn/attention/", "models/families/", "models/presets.py", "models/layout.py", "models/entries.py"),
+    *("config/model.py", "bench/", "inspect/kinds.py", "__init__.py"),
+)
+ATTENTION_FOLDERS = {kind.replace("-", "_") for kind in AttentionConfig.kinds}
+
+
+def named_attention(text):
+    """The kinds of attention that a file imports, or compares a kind with."""
+    tree = ast.parse(text)
+    imported = ATTENTION_FOLDERS.intersection(imported_kinds(tree, "phasor.nn.attention"))
+    return imported | AttentionConfig.kinds.keys() & set(compared_kinds(tree)) - {"none"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('x = 1 if config.attention.kind == "latent" else 2', {"latent"}),
+        ("from phasor.nn.attention.softmax.module import SoftmaxAttention", {"softmax"}),
+        ("from phasor.nn.attention.base import Attention", set()),
+    ],
+)
+def test_names_of_kinds_of_attention_are_found(text, names):
+    assert named_attention(text) == names
+
+
+def test_nothing_outside_its_folder_names_a_kind_of_attention():
+    others = [path for path in FILES if not path.relative_to(SOURCE).as_posix().startswith(NAMES_ATTENTION)]
+    assert {str(path): found for path in others if (found := named_attention(path.read_text()))} == {}
 
 
 def test_source_files_are_small_and_say_what_they_are():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import phasor
-from phasor.config import PositionConfig
+from phasor.config import AttentionConfig, PositionConfig
 from phasor.inspect.case import Case
 from phasor.inspect.operations import OPERATIONS
 from phasor.models.presets import PRESETS
@@ -210,7 +210,7 @@ def test_a_new_path_of_a_table_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     op = next(op for op in OPERATIONS if op.name == "attention")
     new = Path("new kernel", attention, lambda q, k, *_: dispatch.triton_why_not(q, k))
     table = Dispatch(new, *op.table.paths)
-    monkeypatch.setattr("phasor.inspect.backends.OPERATIONS", (replace(op, table=table),))
+    monkeypatch.setattr("phasor.inspect.operations.OPERATIONS", (replace(op, table=table),))
     config = small()
     assert "GPU" in path_of(config, device="cpu")[1] or not dispatch.TRITON_INSTALLED
     assert path_of(config, device="cuda")[0] == ("new kernel" if dispatch.TRITON_INSTALLED else op.table.paths[-1].name)
@@ -300,6 +300,25 @@ def test_an_indexer_has_a_row_where_it_leaves_tokens_out() -> None:
     assert [row for row in rows[16] if "attention" in row] == ["attention", "attention to chosen tokens"]
     assert [row for row in rows[17] if "attention" in row] == ["attention to chosen tokens"]
     assert all("rotation" in row for row in rows.values())
+
+
+EXAMPLES = {name: example for cls in AttentionConfig.kinds.values() for name, example in cls.examples().items()}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_kind_of_attention_has_paths(name: str, training: bool) -> None:
+    """What it calls is reported, on a GPU that need not be there."""
+    attention, width = EXAMPLES[name], EXAMPLES[name].rotated_width(small())
+    config = small(attention=attention, position={"kind": "rotary", "rotary_dim": width}, norm="rmsnorm")
+    ops = {one.op for one in phasor.backends(config, device="cuda", length=300, training=training).ops}
+    assert ("rotation" in ops) == attention.takes_positions
+    assert ("query and key norm" in ops) == (getattr(attention, "qk_norm", "none") != "none")
+    assert ("gated delta rule" in ops) == (attention.kind == "gated-delta")
+    assert ("retention" in ops) == (attention.kind in ("mamba2", "retention"))
+    assert ("short convolution" in ops) == (getattr(attention, "conv_width", None) is not None)
+    attends = not attention.keeps_state and attention.sparse is None
+    assert (ops & {"attention", "attention to chosen tokens"} != set()) == attends
 
 
 def test_layers_with_a_state_have_their_own_operations() -> None:

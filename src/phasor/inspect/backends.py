@@ -19,7 +19,8 @@ from phasor.config.schema import check_integer, quote, unknown
 from phasor.device import resolve_device
 from phasor.inspect.case import Case
 from phasor.inspect.explain import format_layers, resolve_model
-from phasor.inspect.operations import OPERATIONS, Operation
+from phasor.inspect.operations import layer_operations, model_operations
+from phasor.nn.attention.base import CalledOperation
 from phasor.quantization import WEIGHTS
 
 DEFAULT = "preset:llama-3.1"
@@ -124,8 +125,8 @@ def backends(
                 )
                 where = format_layers(tuple(indices))
                 where = f"{side} {where}" if model.shape == "encoder-decoder" else where
-                paths += [path_of(op, case, where) for op in OPERATIONS if not op.whole_model and op.applies(case)]
-        paths += [path_of(op, case, "the model") for op in OPERATIONS if op.whole_model and op.applies(case)]
+                paths += [path_of(op, where) for op in layer_operations(case)]
+        paths += [path_of(op, "the model") for op in model_operations(case)]
     return Backends(name, target.type, str(torch_dtype)[6:], tokens, training, tuple(paths), weights, precision)
 
 
@@ -139,9 +140,9 @@ def sides(model: ModelConfig) -> Iterator[tuple[Side, dict[Layer, list[int]]]]:
             yield side, layers
 
 
-def path_of(op: Operation, case: Case, where: str) -> OperationPath:
+def path_of(op: CalledOperation, where: str) -> OperationPath:
     """The path an operation takes; neighboring paths that are not taken for the same reason are named together."""
-    path, reasons = op.table.explain(*op.args(case))
+    path, reasons = op.table.explain(*op.args)
     why_not: list[tuple[str, str]] = []
     for other, reason in reasons.items():
         if why_not and why_not[-1][1] == reason:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from phasor.config import ModelConfig
+from phasor.config import ModelConfig, PositionConfig
 from phasor.config.model import Layer, Side
-from phasor.config.recurrent import RecurrentAttentionConfig
 from phasor.generation.runners import StepSpec
 from phasor.nn.adapted import adapt
-from phasor.nn.attention.base import AttendShapes, AttentionContext
-from phasor.nn.attention.recurrent import RecurrentAttention
-from phasor.nn.attention.softmax.module import SoftmaxAttention
+from phasor.nn.attention.base import AttendShapes, AttentionContext, CalledOperation
 from phasor.nn.block import Block
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.lora import LoRA, LowRank
 from phasor.nn.moe import Experts, RoutingArgs
-from phasor.nn.norm import build_norm
+from phasor.nn.norm import RowNorm, build_norm
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.quantized import QuantizedLinear
 from phasor.nn.sequence import KeyInfo, SequenceInfo
@@ -49,10 +48,10 @@ class Case:
     weights: str | None = None
     precision: str | None = None
 
-    def tensor(self, *shape: int) -> Tensor:
-        """A stand-in of some shape."""
+    def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A stand-in of some shape, of the layer's dtype where none is given."""
         with FakeTensorMode():
-            return torch.empty(shape, device=self.device, dtype=self.dtype, requires_grad=self.training)
+            return torch.empty(shape, device=self.device, dtype=dtype or self.dtype, requires_grad=self.training)
 
     @property
     def queries(self) -> Tensor:
@@ -126,47 +125,6 @@ class Case:
         return not self.training and self.config.has_logits and self.side == "decoder"
 
     @property
-    def softmax(self) -> SoftmaxAttention | None:
-        """The layer's attention where it is softmax attention."""
-        attention = self.block.attention
-        return attention if isinstance(attention, SoftmaxAttention) else None
-
-    @property
-    def recurrent(self) -> RecurrentAttention | None:
-        """The layer's attention where it keeps a state."""
-        attention = self.block.attention
-        return attention if isinstance(attention, RecurrentAttention) else None
-
-    @property
-    def corrects_state(self) -> bool:
-        """Whether tokens correct what their keys find in the state of the layer's attention."""
-        config = self.layer.attention
-        return isinstance(config, RecurrentAttentionConfig) and config.is_delta
-
-    @property
-    def linear_attention_args(self) -> tuple[Tensor | None, ...]:
-        """What attention with a state is called with: queries, keys and values, log decays, and strengths or None."""
-        assert self.recurrent is not None
-        sizes = self.recurrent.sizes
-        keys = self.tensor(1, sizes.key_heads, self.length, sizes.key)
-        gates = self.tensor(1, sizes.heads, self.length).float()
-        strengths = gates if self.corrects_state else None
-        return keys, keys, self.tensor(1, sizes.heads, self.length, sizes.value), gates, strengths
-
-    @property
-    def convolves(self) -> bool:
-        """Whether the layer's attention has a short convolution."""
-        return self.recurrent is not None and self.recurrent.convolution is not None
-
-    @property
-    def convolution_args(self) -> tuple[Tensor, Tensor]:
-        """What the short convolution before attention with a state is called with."""
-        assert self.recurrent is not None
-        assert self.recurrent.convolution is not None
-        channels, width = self.recurrent.convolution.shape
-        return self.tensor(1, self.length, channels), self.tensor(channels, width)
-
-    @property
     def sparse(self) -> bool:
         """Whether the layer's attention is sparse."""
         return self.layer.attention.sparse is not None
@@ -176,13 +134,14 @@ class Case:
         """The mask of self-attention, in a batch without padding or packed documents."""
         attention = self.layer.attention
         mask = Mask(causal=self.side == "decoder").with_window(attention.window, attention.sink_tokens)
-        return mask if self.softmax is None else mask.with_pattern(self.softmax.pattern)
+        return mask.with_pattern(self.block.attention.pattern)
 
     @property
     def chooses(self) -> bool:
         """Whether the layer's attention keeps all tokens, and attends to some that it chooses."""
         cached = self.cached if self.decodes else 0
-        return self.recurrent is None and self.layer.attention.present and self.attend_shapes(cached) is None
+        attention = self.layer.attention
+        return attention.present and not attention.keeps_state and self.attend_shapes(cached) is None
 
     @property
     def cached(self) -> int:
@@ -224,18 +183,22 @@ class Case:
             return SequenceInfo(torch.empty(self.length, dtype=torch.int64, device=self.device), self.length)
 
     @property
-    def position_args(self) -> tuple[SoftmaxAttention, Tensor, AttentionContext]:
-        """What positions are applied to queries and keys with."""
-        attention, reason = self.softmax, self.position.why_not(self.seq, self.hidden)
-        assert attention is not None
-        projected = self.tensor(1, self.length, attention.num_kv_heads, attention.group_size, attention.head_dim)
-        return attention, projected, AttentionContext(self.mask, Unprepared(), LayerStep(self.mask, None), reason)
+    def attention_operations(self) -> Iterator[CalledOperation]:
+        """What the layer's attention calls besides `attend`."""
+        position = Unprepared(self.position.config)
+        ctx = AttentionContext(self.mask, position, LayerStep(self.mask, None), self.rotation_why_not)
+        return self.block.attention.operations(self.length, self.tensor, ctx)
 
     @property
-    def norm(self) -> nn.Module:
-        """A norm of the residual stream, on the meta device."""
+    def rotation_why_not(self) -> str | None:
+        """Why no kernel applies positions; None where one does."""
+        return self.position.why_not(self.seq, self.hidden)
+
+    @property
+    def norm(self) -> RowNorm:
+        """A norm of the residual stream, on the meta device, where the model has norms."""
         with torch.device("meta"):
-            return build_norm(self.config.norm, self.config.dim)
+            return cast(RowNorm, build_norm(self.config.norm, self.config.dim))
 
     @property
     def adapted_args(self) -> tuple[nn.Module, Tensor]:
@@ -279,6 +242,10 @@ class Case:
 
 class Unprepared(Position):
     """A scheme for which nothing was prepared, other than why no kernel applies it."""
+
+    def __init__(self, config: PositionConfig) -> None:
+        super().__init__()
+        self.config = config
 
     def kernel_why_not(self, prepared: str | None) -> str | None:
         return prepared

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
-
-from torch import Tensor, nn
+from typing import Any
 
 from phasor.generation.runners import FUSED, STEP_RUNNERS
 from phasor.inspect.case import Case
 from phasor.nn.adapted_linear import ADAPTED_LINEAR
-from phasor.nn.attention.softmax.module import APPLY_POSITIONS, SoftmaxAttention
+from phasor.nn.attention.base import CalledOperation
 from phasor.nn.feed_forward import ACTIVATE_PROJECT, FeedForward
 from phasor.nn.moe import EXPERTS, Experts
-from phasor.nn.norm import LayerNorm
 from phasor.ops.adamw import ADAMW
 from phasor.ops.attention import ATTENTION
 from phasor.ops.cross_entropy import CROSS_ENTROPY
 from phasor.ops.dispatch import Dispatch, Path, supports_all
 from phasor.ops.glu import GLU
-from phasor.ops.linear_attention import CAUSAL_CONVOLUTION, GATED_DELTA
-from phasor.ops.norm import NORM, NormOptions
+from phasor.ops.norm import NORM
 from phasor.ops.quantized import QUANTIZED_LINEAR
 from phasor.ops.routing import ROUTING
 from phasor.ops.sparse_attention import SPARSE_ATTENTION
@@ -42,13 +38,6 @@ class Operation:
     whole_model: bool = False
 
 
-def norm_args(x: Tensor, module: nn.Module) -> tuple[Any, ...]:
-    """What a norm is called with."""
-    weights = getattr(module, "weight", None), getattr(module, "bias", None)
-    options = NormOptions(getattr(module, "eps", 0.0), getattr(module, "offset", 0.0), isinstance(module, LayerNorm))
-    return x, *weights, options
-
-
 def fused_why_not(case: Case) -> str | None:
     """Why kernels of the fused decoding step do not read quantized weights; None where they do."""
     if not case.decodes:
@@ -63,26 +52,9 @@ QUANTIZED_WEIGHTS = Dispatch(
     Path("by layers", supports_all, inner=lambda case: QUANTIZED_LINEAR.explain(*case.quantized_args)),
 )
 
-# Attention whose queries and keys are not rows of one projection calls the position scheme for each of them.
-ROTATION = Dispatch(
-    Path("Triton kernel on queries and keys", supports_all, lambda case: case.position.why_not(case.seq, case.hidden)),
-    Path("torch, one pass per half", supports_all),
-)
 CHOSEN = Dispatch(Path("torch, in blocks of queries", supports_all))
 
 OPERATIONS = (
-    Operation(
-        "rotation",
-        APPLY_POSITIONS,
-        lambda case: case.position_args,
-        lambda case: case.softmax is not None and "keys" in case.layer.position.acts_on,
-    ),
-    Operation(
-        "rotation",
-        ROTATION,
-        lambda case: (case,),
-        lambda case: case.softmax is None and "keys" in case.layer.position.acts_on,
-    ),
     Operation(
         "attention",
         ATTENTION,
@@ -106,26 +78,10 @@ OPERATIONS = (
         lambda case: case.sparse and case.decodes and case.length > 1,
     ),
     Operation(
-        "gated delta rule", GATED_DELTA, lambda case: case.linear_attention_args, lambda case: case.corrects_state
-    ),
-    Operation(
-        "retention",
-        GATED_DELTA,
-        lambda case: case.linear_attention_args,
-        lambda case: case.recurrent is not None and not case.corrects_state,
-    ),
-    Operation("short convolution", CAUSAL_CONVOLUTION, lambda case: case.convolution_args, lambda case: case.convolves),
-    Operation(
         "cross-attention", ATTENTION, lambda case: case.cross_attention_args, lambda case: case.block.cross is not None
     ),
     Operation(
-        "query and key norm",
-        NORM,
-        lambda case: norm_args(case.queries, cast(SoftmaxAttention, case.softmax).q_norm),
-        lambda case: case.softmax is not None and case.softmax.has_qk_norm,
-    ),
-    Operation(
-        "norm", NORM, lambda case: norm_args(case.hidden, case.norm), lambda case: case.config.norm.kind != "none"
+        "norm", NORM, lambda case: case.norm.operation_args(case.hidden), lambda case: case.config.norm.kind != "none"
     ),
     Operation(
         "gated activation",
@@ -187,3 +143,18 @@ OPERATIONS = (
         whole_model=True,
     ),
 )
+
+
+def layer_operations(case: Case) -> Iterator[CalledOperation]:
+    """The operations of a layer, those that its attention calls first."""
+    yield from case.attention_operations
+    for op in OPERATIONS:
+        if not op.whole_model and op.applies(case):
+            yield CalledOperation(op.name, op.table, op.args(case))
+
+
+def model_operations(case: Case) -> Iterator[CalledOperation]:
+    """The operations of the whole model, of which the case is a layer."""
+    for op in OPERATIONS:
+        if op.whole_model and op.applies(case):
+            yield CalledOperation(op.name, op.table, op.args(case))

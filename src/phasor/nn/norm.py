@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from phasor.config import LayerNormConfig, NoNormConfig, NormConfig, RMSNormConfig
 from phasor.nn.hooks import calls_own_forward
-from phasor.ops.norm import add_norm, norm, norm_add, norm_add_norm
+from phasor.ops.norm import NormOptions, add_norm, norm, norm_add, norm_add_norm
 
 
 class Norm(nn.Module):
@@ -44,6 +46,10 @@ class RowNorm(Norm):
     def __init__(self, eps: float, offset: float, centered: bool) -> None:
         super().__init__()
         self.eps, self.offset, self.centered = eps, offset, centered
+
+    def operation_args(self, x: Tensor) -> tuple[Any, ...]:
+        """What the dispatch table of norms is asked with."""
+        return x, self.weight, self.bias, NormOptions(self.eps, self.offset, self.centered)
 
     def forward(self, x: Tensor) -> Tensor:
         return norm(x, self.weight, self.bias, eps=self.eps, offset=self.offset, centered=self.centered)

@@ -35,7 +35,7 @@ def combine_texts(settings: CompareSettings, parts: Parts) -> dict[str, Any]:
     labels = list(descriptions)
     plain = [scheme.name for scheme in settings.schemes]
     extended = next((scheme.name for scheme in settings.schemes if scheme.has_extensions), None)
-    with_window = [scheme.name for scheme in settings.schemes if scheme.attention == "softmax"]
+    with_window = [scheme.name for scheme in settings.schemes if not scheme.keeps_state]
     baseline = f"{extended or with_window[0]} ({WINDOW})"
     rows = []
     for label in labels:
@@ -104,8 +104,8 @@ def gather_losses(
     for scheme in settings.schemes:
         each = [parts[scheme.name, seed] for seed in range(settings.seeds)]
         for extension in each[0]["names"]:
-            if extension == WINDOW and scheme.attention != "softmax":
-                continue  # a state has no window
+            if extension == WINDOW and scheme.keeps_state:
+                continue
             label = scheme.label(extension)
             descriptions[label] = describe_label(scheme, extension)
             for length in settings.lengths:

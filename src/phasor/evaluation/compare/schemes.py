@@ -50,8 +50,15 @@ class ComparedScheme:
 
     @property
     def attention(self) -> str:
-        """The kind of attention: one with a state that the name has, or softmax attention."""
-        return next((kind for kind in self.kind.split(JOIN) if kind in state_kinds()), "softmax")
+        """The kind of attention: one with a state that the name has, or the usual one."""
+        return next(
+            (kind for kind in self.kind.split(JOIN) if kind in state_kinds()), str(AttentionConfig.default_kind)
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether attention keeps a state, which has no window."""
+        return self.attention in state_kinds()
 
     def parts(self, trained: int, largest: int) -> list[PositionConfig]:
         """The schemes in the layers of a model that is trained at one length and tested up to another."""

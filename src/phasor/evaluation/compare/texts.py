@@ -81,7 +81,7 @@ def scheme_recipe(settings: CompareSettings, scheme: ComparedScheme, seed: int, 
 
 def check_schemes(settings: CompareSettings, out: Path) -> None:
     """Refuse a scheme that the model cannot have, or that ends before the largest length; before anything is read."""
-    if all(scheme.attention != "softmax" for scheme in settings.schemes):
+    if all(scheme.keeps_state for scheme in settings.schemes):
         raise ValueError(
             "on texts all schemes are compared with a window of the trained length, and layers with a state have none: "
             "give a scheme without them too, such as rotary"

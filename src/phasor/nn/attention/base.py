@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, ProjectHeads
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod, attention, attention_ref
-from phasor.ops.sparse_attention import sparse_attention, sparse_attention_ref
+from phasor.ops.dispatch import Dispatch, Path, supports_all
+from phasor.ops.sparse_attention import Pattern, sparse_attention, sparse_attention_ref
 
 
 class CappedSinks(NamedTuple):
@@ -79,6 +80,24 @@ def cap_sinks(scheme: Position, seq: SequenceInfo, attention: AttentionConfig, x
 Rows = tuple[Tensor, str, int]  # rows of a projection, their role, their number
 
 
+StandIn = Callable[..., Tensor]  # gives a tensor of a shape, and perhaps a dtype, which may have no storage
+
+
+class CalledOperation(NamedTuple):
+    """An operation of a layer: its name, its dispatch table, and what it is called with."""
+
+    name: str
+    table: Dispatch
+    args: tuple[Any, ...]
+
+
+# Attention whose queries and keys are not rows of one projection calls the position scheme for each of them.
+ROTATION = Dispatch(
+    Path("Triton kernel on queries and keys", supports_all, lambda ctx: ctx.position.kernel_why_not(ctx.prepared)),
+    Path("torch, one pass per half", supports_all),
+)
+
+
 class AttendShapes(NamedTuple):
     """The heads and widths of the queries, keys and values that `attend` is called with."""
 
@@ -111,6 +130,8 @@ class Attention(KindModule):
     built as `Name(config, model, cross=...)`, with the weights that the configuration declares.
     """
 
+    pattern: Pattern | None = None  # of the keys that queries attend to, where they are not all that the mask shows
+
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         """A call's mask as this kind of attention takes it, for an input `[B, T, dim]` and that many keys.
 
@@ -129,6 +150,11 @@ class Attention(KindModule):
     def score_options(self) -> dict[str, Any]:
         """How scores are modified, but for what depends on the call."""
         return {}
+
+    def operations(self, tokens: int, tensor: StandIn, ctx: AttentionContext) -> Iterator[CalledOperation]:
+        """The operations that it calls besides `attend`, for a row of that many tokens."""
+        if "keys" in ctx.position.config.acts_on:
+            yield CalledOperation("rotation", ROTATION, (ctx,))
 
     def project_heads(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of vectors `[rows, dim]`, for schemes that project theirs as the layer does."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from phasor.nn.attention.base import CalledOperation, StandIn
 from phasor.nn.layer_step import LayerStep
 from phasor.ops.attention import Mask
 from phasor.ops.attention.mask import PreparedMask
-from phasor.ops.linear_attention import causal_convolution
+from phasor.ops.linear_attention import CAUSAL_CONVOLUTION, causal_convolution
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,14 @@ class TokenScan:
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Tokens of `[B, T, ...]` by their indices `[B, N]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def called_convolution(weight: Tensor, tokens: int, tensor: StandIn) -> CalledOperation:
+    """The convolution of a row of that many tokens, as `phasor.backends` asks of it."""
+    channels, width = weight.shape
+    return CalledOperation(
+        "short convolution", CAUSAL_CONVOLUTION, (tensor(1, tokens, channels), tensor(channels, width))
+    )
 
 
 def initialize_convolution(weight: Tensor, bias: Tensor | None) -> None:

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from phasor.config import ModelConfig
 from phasor.config.recurrent import RecurrentAttentionConfig
-from phasor.nn.attention.base import Attention
+from phasor.nn.attention.base import Attention, AttentionContext, CalledOperation, StandIn
 from phasor.nn.attention.fused import DecodingStep
 from phasor.nn.attention.fused_recurrent import FusedRecurrent
-from phasor.nn.attention.recurrence import TokenScan, initialize_convolution, prepare_scan
+from phasor.nn.attention.recurrence import TokenScan, called_convolution, initialize_convolution, prepare_scan
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.norm import RowNorm
 from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask
 from phasor.ops.decode import ConvolutionArgs, HeadNormArgs, RecurrentArgs, RotaryArgs
 from phasor.ops.launch import next_power_of_2
+from phasor.ops.linear_attention import GATED_DELTA
 
 MAX_DECODE_STATE = 2**15  # elements of a head's state that a decode kernel holds at once
 LARGEST_DECAY = 16.0  # of initial decay rates per unit of time
@@ -41,6 +42,7 @@ class RecurrentAttention(Attention):
     def __init__(self, config: RecurrentAttentionConfig, model: ModelConfig) -> None:
         super().__init__()
         self.kind, self.sizes, width = config.kind, config.sizes(model), config.output_width(model)
+        self.is_delta = config.is_delta  # whether tokens correct what their keys find in the state
         channels, taps, bias = self.sizes.channels, config.conv_width, config.bias
         self.convolution = None if taps is None else nn.Parameter(torch.zeros(channels, taps))
         self.convolution_bias = nn.Parameter(torch.zeros(channels)) if config.conv_bias else None
@@ -72,6 +74,16 @@ class RecurrentAttention(Attention):
         q, k, v = inputs.split((key, key, shared), dim=-1)
         v, z = (x.flatten(-2).unflatten(-1, (heads, value)) for x in (v, z))
         return q, k, v, z, gates.flatten(-2)
+
+    def operations(self, tokens: int, tensor: StandIn, ctx: AttentionContext) -> Iterator[CalledOperation]:
+        yield from super().operations(tokens, tensor, ctx)
+        if self.convolution is not None:
+            yield called_convolution(self.convolution, tokens, tensor)
+        heads, key_heads, key, value = self.sizes
+        keys, values = tensor(1, key_heads, tokens, key), tensor(1, heads, tokens, value)
+        gates = tensor(1, heads, tokens, dtype=torch.float32)
+        name = "gated delta rule" if self.is_delta else "retention"
+        yield CalledOperation(name, GATED_DELTA, (keys, keys, values, gates, gates if self.is_delta else None))
 
     def decode_kernel_why_not(self) -> str | None:
         size = next_power_of_2(self.sizes.key) * next_power_of_2(self.sizes.value)

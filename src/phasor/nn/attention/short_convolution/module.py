@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from phasor.config import ModelConfig
-from phasor.nn.attention.base import Attention, AttentionContext
-from phasor.nn.attention.recurrence import TokenScan, initialize_convolution, prepare_scan
+from phasor.nn.attention.base import Attention, AttentionContext, CalledOperation, StandIn
+from phasor.nn.attention.recurrence import TokenScan, called_convolution, initialize_convolution, prepare_scan
 from phasor.nn.attention.short_convolution.config import ShortConvolutionAttentionConfig
 from phasor.ops.attention import Mask
 
@@ -28,6 +30,9 @@ class ShortConvolution(Attention, config=ShortConvolutionAttentionConfig):
 
     def prepare_mask(self, mask: Mask, x: Tensor, keys: int, positions: tuple[Tensor, Tensor] | None = None) -> Mask:
         return prepare_scan(mask, self.kind)
+
+    def operations(self, tokens: int, tensor: StandIn, ctx: AttentionContext) -> Iterator[CalledOperation]:
+        yield called_convolution(self.convolution, tokens, tensor)
 
     def keep_part(self, index: int, count: int) -> None:
         """Features are where their weights are."""

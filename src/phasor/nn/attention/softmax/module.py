@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,24 @@ from phasor.config import (
     StridedConfig,
     TopKConfig,
 )
-from phasor.nn.attention.base import AttendShapes, Attention, AttentionContext, Rows, attend
+from phasor.nn.attention.base import (
+    AttendShapes,
+    Attention,
+    AttentionContext,
+    CalledOperation,
+    Rows,
+    StandIn,
+    attend,
+)
 from phasor.nn.attention.fused import DecodingStep
 from phasor.nn.attention.softmax.config import SoftmaxAttentionConfig
 from phasor.nn.attention.softmax.fused import FusedSoftmax
 from phasor.nn.layer_step import CrossStep
-from phasor.nn.norm import build_norm
+from phasor.nn.norm import RowNorm, build_norm
 from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask, SinkQueries
 from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.norm import NORM
 from phasor.ops.rope import split_qkv
 from phasor.ops.sparse_attention import Dilated, KeyBlocks, Pattern, TopBlocks, prepare_sparse_mask
 
@@ -111,6 +120,14 @@ class SoftmaxAttention(Attention, config=SoftmaxAttentionConfig):
     def score_options(self) -> dict[str, Any]:
         dropout = self.dropout if self.training else 0.0
         return {"scale": self.scale, "softcap": self.config.softcap, "sink_logits": self.sinks, "dropout": dropout}
+
+    def operations(self, tokens: int, tensor: StandIn, ctx: AttentionContext) -> Iterator[CalledOperation]:
+        if "keys" in ctx.position.config.acts_on:
+            projected = tensor(1, tokens, self.num_kv_heads, self.group_size, self.head_dim)
+            yield CalledOperation("rotation", APPLY_POSITIONS, (self, projected, ctx))
+        if self.has_qk_norm:
+            queries = tensor(1, tokens, self.num_heads, self.head_dim)
+            yield CalledOperation("query and key norm", NORM, cast(RowNorm, self.q_norm).operation_args(queries))
 
     def reset_parameters(self) -> None:
         for bias in (self.sinks, *self.partial_qkv_bias.values()):
