@@ -23,7 +23,7 @@ from phasor.quantization import projections, quantize_base
 from phasor.transformer import Transformer
 
 SIZES = {"dim": 128, "hidden_dim": 192, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 96}
-TOKENS = (2, 40)
+TOKENS = (2, 256)  # as many rows as are multiplied by a quantized matrix with its update added
 # float32 against float64, relative to the norm: sums of some hundred products, through two layers and back.
 TOLERANCE = 1e-4
 
