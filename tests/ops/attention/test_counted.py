@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from device import ON_GPU
 from mask_rules import RULES
 from references import SINGLE, normal
 
@@ -98,6 +99,21 @@ def test_kernels_under_masks_by_index(name, options):
 )
 def test_kernels_under_masks_that_differ_by_row(name, options):
     compare(rule(name), queries=37, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16] if ON_GPU else [torch.float16])
+def test_sums_in_half_precision_have_no_more_error_than_products(dtype):
+    """Gates and the gradients of counts are summed in two parts; the interpreter does not multiply bfloat16."""
+    inputs, mask, found = [x.detach().to(dtype) for x in case(torch.float64, queries=50, most=9)], Mask(causal=True), []
+    for kind in (dtype, torch.float64):
+        q, k, v, table = own = [x.to(kind).requires_grad_(ON_GPU) for x in inputs]
+        score_mod = ScoreMod(scale=0.3, bias=CountBias(q, k, table, 0.3, LayerStep(mask, None)))
+        with dispatch.force_path("triton" if kind == dtype else "reference"):
+            y = ATTENTION(q, k, v, mask, score_mod)
+        grads = torch.autograd.grad((y * normal(*y.shape, seed=9).to(kind)).sum(), own) if ON_GPU else []
+        found.append([y, *grads])
+    for ours, expected in zip(*found, strict=True):
+        assert (ours.double() - expected).norm() < 4 * torch.finfo(dtype).eps * expected.norm()
 
 
 def test_kernels_of_a_chunk_after_a_cache():

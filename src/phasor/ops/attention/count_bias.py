@@ -1,4 +1,4 @@
-"""Products with vectors of how many keys a query counts, each key by a gate of its own (CoPE)."""
+"""Products with vectors of how many keys a query counts, each key by its gate (CoPE)."""
 
 from __future__ import annotations
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from phasor.ops import dispatch
 from phasor.ops.attention import flash, intervals
 from phasor.ops.attention.combine import combine
 from phasor.ops.attention.count_bias import CountBias
-from phasor.ops.attention.counted_args import NearArgs
+from phasor.ops.attention.counted_args import NearArgs, padded_rows
 from phasor.ops.attention.flash_args import FlashArgs
 from phasor.ops.attention.mask import Mask
 from phasor.ops.attention.score_mod import ScoreMod
@@ -73,7 +74,8 @@ def counted_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Sc
     scale, softcap = score_mod.scale, score_mod.softcap or 0.0
     by_row, of_last, ends = count_keys(q, k, bias.table.to(q.dtype), bounds, key_mask, scale)
     starts = ends.amin(1)
-    near = near_attention(NearArgs(q, k, v, by_row, starts, ends, bounds, key_mask, sinks, scale, softcap))
+    args = NearArgs(q, k, v, by_row, starts, ends, bounds, key_mask, sinks, len(bias.table), scale, softcap)
+    near = near_attention(args)
     far_bounds = torch.stack((bounds[:, 0], bounds[:, 1].minimum(starts - 1)), dim=1)
     far, far_lse, _ = flash.interval_attention(
         FlashArgs(q, k, v, far_bounds, key_mask=key_mask, scale=scale, softcap=softcap)
@@ -95,14 +97,14 @@ def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 def count_keys(
     q: Tensor, k: Tensor, table: Tensor, bounds: Tensor, key_mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Products of queries with the rows of a table, float32 `[B, H, Tq, rows]`, and again with the last one.
+    """Products of queries with the rows of a table, float32 `[B, H, Tq, padded_rows]`, and again with the last one.
 
     Then int32 `[B, H, Tq]`: all keys that a query sees before that one have the largest count.
     """
     from phasor.ops.attention import counted_launch
 
     by_row, ends = counted_launch.count(q, k, table, bounds, key_mask, scale)
-    return by_row, by_row[..., -1].contiguous(), ends
+    return by_row, by_row[..., len(table) - 1].contiguous(), ends
 
 
 @count_keys.register_fake
@@ -111,7 +113,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, queries, heads, _ = q.shape
     shape = (rows, heads, queries)
-    by_row = q.new_empty((*shape, len(table)), dtype=torch.float32)
+    by_row = q.new_empty((*shape, padded_rows(table)), dtype=torch.float32)
     return by_row, q.new_empty(shape, dtype=torch.float32), q.new_empty(shape, dtype=torch.int32)
 
 
@@ -125,14 +127,15 @@ def count_backward(ctx: Any, grad: Tensor | None, grad_last: Tensor | None, *_: 
     """The gradients of queries and of the table through their products; gates have theirs by `near_attention`."""
     q, table = ctx.saved_tensors
     rows, queries, heads, _ = q.shape
+    last = len(table) - 1
     if grad is None:
-        grad = q.new_zeros((rows, heads, queries, len(table)), dtype=torch.float32)
-    own = (grad * ctx.scale).to(q.dtype)
+        grad = q.new_zeros((rows, heads, queries, padded_rows(table)), dtype=torch.float32)
+    own = torch.mul(grad, ctx.scale, out=empty_dense(grad, q.dtype))  # in one pass
     if grad_last is not None:
-        own[..., -1] = ((grad[..., -1] + grad_last) * ctx.scale).to(q.dtype)
-    dq = (own @ table).transpose(1, 2)
-    dtable = own.flatten(0, 2).mT @ q.transpose(1, 2).flatten(0, 2)
-    return {"q": dq, "table": dtable}
+        own[..., last] = (grad[..., last] + grad_last) * ctx.scale
+    dq = own @ pad(table, (0, 0, 0, own.shape[-1] - len(table)))
+    dtable = (own.mT @ q.transpose(1, 2)).sum((0, 1), dtype=torch.float32)[: last + 1]
+    return {"q": dq.transpose(1, 2), "table": dtable.to(table.dtype)}
 
 
 count_keys.register_autograd(count_backward, setup_context=setup_count)

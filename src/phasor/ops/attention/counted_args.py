@@ -10,9 +10,9 @@ from torch import Tensor
 class NearArgs(NamedTuple):
     """Queries `[B, Tq, H, D]`, keys and values `[B, Tk, K, D]`, which keys a query sees, and what changes scores.
 
-    `by_row` are the products of queries with the vectors of counts, float32 `[B, H, Tq, rows]`. Keys before `starts`,
-    int32 `[B, Tq]`, are not near. Those before `ends`, `[B, H, Tq]`, have the largest count. `bounds` are those of
-    `intervals`, `key_mask` is False for padding, and `sink_logits` are `[B, H]`.
+    `by_row` are the products of queries with the `num_rows` vectors of counts, float32 `[B, H, Tq, padded_rows]`. Keys
+    before `starts`, int32 `[B, Tq]`, are not near. Those before `ends`, `[B, H, Tq]`, have the largest count. `bounds`
+    are those of `intervals`, `key_mask` is False for padding, and `sink_logits` are `[B, H]`.
     """
 
     q: Tensor
@@ -24,5 +24,16 @@ class NearArgs(NamedTuple):
     bounds: Tensor
     key_mask: Tensor | None
     sink_logits: Tensor | None
+    num_rows: int
     scale: float
     softcap: float
+
+
+def padded_rows(table: Tensor) -> int:
+    """The number of rows of a table, up to where the next row of products is aligned.
+
+    >>> import torch
+    >>> padded_rows(torch.empty(65, 16))
+    72
+    """
+    return -(-len(table) // 8) * 8

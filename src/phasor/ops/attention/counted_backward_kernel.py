@@ -22,8 +22,8 @@ def add_key_gradients(dk_ptrs, dv_ptrs, in_range, p, dx, q, do, scale):
 @triton.jit
 def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, dby_row_ptr,
                          by_row_ptr, starts_ptr, ends_ptr, bounds_ptr, key_mask_ptr, num_queries, num_keys, num_heads,
-                         group_size, num_rows, scale, softcap, stride_qb, stride_qt, stride_qh, stride_kb, stride_kt,
-                         stride_kh, stride_vb, stride_vt, stride_vh, stride_dob, stride_dot, stride_doh,
+                         group_size, num_rows, stride_row, scale, softcap, stride_qb, stride_qt, stride_qh, stride_kb,
+                         stride_kt, stride_kh, stride_vb, stride_vt, stride_vh, stride_dob, stride_dot, stride_doh,
                          stride_boundsb, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
                          BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
     """Gradients of queries; those of keys and values, and of products with the rows of the table, are added up.
@@ -34,7 +34,7 @@ def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m, offs_n, offs_d = offs_m < num_queries, tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     row = (batch * num_heads + head) * num_queries
-    entry = (row + tl.minimum(offs_m, num_queries - 1))[:, None] * num_rows
+    entry = (row + tl.minimum(offs_m, num_queries - 1))[:, None] * stride_row
     row_ptrs, drow_ptrs = by_row_ptr + entry, dby_row_ptr + entry
     first_key, last_key, high, counted_tiles, other_tiles = near_keys(
         bounds_ptr + batch * stride_boundsb, starts_ptr + batch * num_queries, ends_ptr + row, offs_m, valid_m,
@@ -59,6 +59,7 @@ def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr
     for t in range(counted_tiles):
         start = high - (t + 1) * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         visible = visible_keys(
             (start + offs_n)[None, :], num_keys, first_key[:, None], last_key[:, None], 0, 0, key_mask_ptr, False,
@@ -71,7 +72,6 @@ def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr
         counts += tl.sum(gates, 1)
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         p = tl.where(visible, tl.exp2(scores + bias * LOG2E - lse), 0.0)
-        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         dp = tl.dot(do, tl.trans(v), input_precision="ieee")
         left += tl.sum(p * (dp - delta) * slope, 1)
     counts = tl.zeros([BLOCK_M], tl.float32)
@@ -81,6 +81,7 @@ def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr
     for t in range(counted_tiles):
         start = high - (t + 1) * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         visible = visible_keys(
             (start + offs_n)[None, :], num_keys, first_key[:, None], last_key[:, None], 0, 0, key_mask_ptr, False,
@@ -92,7 +93,6 @@ def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr
         counts += tl.sum(gates, 1)
         scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         p = tl.where(visible, tl.exp2(scores + bias * LOG2E - lse), 0.0)
-        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
         counted = visible & (positions < limit)
         tl.atomic_add(drow_ptrs + below, ds * (1.0 - share), mask=counted, sem="relaxed")
@@ -112,13 +112,13 @@ def near_backward_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr
     for t in range(counted_tiles, counted_tiles + other_tiles):
         start = high - (t + 1) * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         scores, tanh = score_tile(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, softcap, HAS_SOFTCAP, q.dtype)
         visible = visible_keys(
             (start + offs_n)[None, :], num_keys, first_key[:, None], last_key[:, None], 0, 0, key_mask_ptr, False,
             HAS_KEY_MASK,
         )  # fmt: skip
         p = tl.where(visible, tl.exp2(scores + bias - lse), 0.0)
-        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta)
         dlast += tl.sum(ds, 1)
         if HAS_SOFTCAP:

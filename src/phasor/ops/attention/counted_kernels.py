@@ -26,10 +26,10 @@ from phasor.ops.online_softmax import online_softmax
 
 @triton.jit
 def count_kernel(q_ptr, k_ptr, table_ptr, by_row_ptr, ends_ptr, bounds_ptr, key_mask_ptr, num_queries, num_keys,
-                 num_heads, group_size, num_rows, scale, stride_qb, stride_qt, stride_qh, stride_kb, stride_kt,
-                 stride_kh, stride_boundsb, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
-    """Products of queries with all rows of a table, `[B, H, Tq, rows]`, and from which key on each query has near ones.
+                 num_heads, group_size, num_rows, stride_row, scale, stride_qb, stride_qt, stride_qh, stride_kb,
+                 stride_kt, stride_kh, stride_boundsb, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_KEY_MASK: tl.constexpr):  # fmt: skip
+    """Products of queries with the rows of a table, `[B, H, Tq, stride_row]`, and where the near keys of each begin.
 
     The latter, `[B, H, Tq]`, is the same for the queries of a block, and a multiple of BLOCK_N.
     """
@@ -38,7 +38,7 @@ def count_kernel(q_ptr, k_ptr, table_ptr, by_row_ptr, ends_ptr, bounds_ptr, key_
     q = load_tile(q_ptr + batch * stride_qb + head * stride_qh, block_id * BLOCK_M, stride_qt, num_queries, BLOCK_M,
                   BLOCK_D, HEAD_DIM, False)  # fmt: skip
     row = (batch * num_heads + head) * num_queries + offs_m
-    row_ptrs = by_row_ptr + row[:, None] * num_rows
+    row_ptrs = by_row_ptr + row[:, None] * stride_row
     for first in range(0, num_rows, BLOCK_N):
         vectors = load_tile(table_ptr, first, HEAD_DIM, num_rows, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         products = tl.dot(q, tl.trans(vectors), input_precision="ieee") * scale
@@ -114,7 +114,7 @@ def interpolate(row_ptrs, counts, limit):
 
 @triton.jit
 def near_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, by_row_ptr, starts_ptr, ends_ptr, bounds_ptr, key_mask_ptr,
-                sink_logits_ptr, num_queries, num_keys, num_heads, group_size, num_rows, scale, softcap,
+                sink_logits_ptr, num_queries, num_keys, num_heads, group_size, num_rows, stride_row, scale, softcap,
                 stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
                 stride_boundsb, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
                 BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -123,7 +123,7 @@ def near_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, by_row_ptr, starts_ptr, e
     block_id, head, batch, offs_m = query_block(num_queries, num_heads, BLOCK_M)
     valid_m, offs_n = offs_m < num_queries, tl.arange(0, BLOCK_N)
     row = (batch * num_heads + head) * num_queries
-    row_ptrs = by_row_ptr + (row + tl.minimum(offs_m, num_queries - 1))[:, None] * num_rows
+    row_ptrs = by_row_ptr + (row + tl.minimum(offs_m, num_queries - 1))[:, None] * stride_row
     first_key, last_key, high, counted_tiles, other_tiles = near_keys(
         bounds_ptr + batch * stride_boundsb, starts_ptr + batch * num_queries, ends_ptr + row, offs_m, valid_m,
         num_queries, num_keys, BLOCK_N,
@@ -146,6 +146,7 @@ def near_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, by_row_ptr, starts_ptr, e
     for t in range(counted_tiles):
         start = high - (t + 1) * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         visible = visible_keys(
             (start + offs_n)[None, :], num_keys, first_key[:, None], last_key[:, None], 0, 0, key_mask_ptr, False,
@@ -156,19 +157,18 @@ def near_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, by_row_ptr, starts_ptr, e
         counts += tl.sum(gates, 1)
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         scores = tl.where(visible, scores + bias * LOG2E, float("-inf"))
-        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         acc, l_i, m_i = online_softmax(scores, v, acc, l_i, m_i, True)
     bias = tl.load(row_ptrs + num_rows - 1) * LOG2E
     for t in range(counted_tiles, counted_tiles + other_tiles):
         start = high - (t + 1) * BLOCK_N
         k = load_tile(k_ptr, start, stride_kt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
+        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         visible = visible_keys(
             (start + offs_n)[None, :], num_keys, first_key[:, None], last_key[:, None], 0, 0, key_mask_ptr, False,
             HAS_KEY_MASK,
         )  # fmt: skip
-        v = load_tile(v_ptr, start, stride_vt, num_keys, BLOCK_N, BLOCK_D, HEAD_DIM, False)
         acc, l_i, m_i = online_softmax(tl.where(visible, scores + bias, float("-inf")), v, acc, l_i, m_i, True)
     empty = l_i == 0.0
     acc = acc / tl.where(empty, 1.0, l_i)[:, None]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from phasor.ops.attention.counted_args import NearArgs
+from phasor.ops.attention.counted_args import NearArgs, padded_rows
 from phasor.ops.attention.counted_backward_kernel import near_backward_kernel
 from phasor.ops.attention.counted_kernels import count_kernel, near_kernel
 from phasor.ops.attention.flash_launch import contiguous_features, output_dot_gradient, row_stride, token_strides
@@ -41,15 +41,18 @@ class CountedLayout(NamedTuple):
     k_shape: Sequence[int]
     k_strides: Sequence[int]
     num_rows: int
+    stride_row: int
     stride_bounds: int
     has_key_mask: bool
     scale: float
 
 
-def counted_layout(q: Tensor, k: Tensor, rows: int, bounds: Tensor, key_mask: Tensor | None, scale: float) -> Any:
-    return CountedLayout(
-        q.shape, q.stride(), k.shape, k.stride(), rows, row_stride(bounds), key_mask is not None, scale
-    )  # fmt: skip
+def counted_layout(
+    q: Tensor, k: Tensor, num_rows: int, by_row: Tensor, bounds: Tensor, key_mask: Tensor | None, scale: float
+) -> CountedLayout:
+    """The layout of tensors as kernels read them."""
+    strides = by_row.shape[-1], row_stride(bounds)
+    return CountedLayout(q.shape, q.stride(), k.shape, k.stride(), num_rows, *strides, key_mask is not None, scale)
 
 
 def shared_launch(layout: CountedLayout, tiles: Tiling) -> Launch:
@@ -58,10 +61,11 @@ def shared_launch(layout: CountedLayout, tiles: Tiling) -> Launch:
     _, keys, kv_heads, _ = layout.k_shape
     scalars = {
         "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
-        "num_rows": layout.num_rows, "scale": float(layout.scale), **token_strides("q", layout.q_strides),
-        **token_strides("k", layout.k_strides), "stride_boundsb": layout.stride_bounds, "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d(head_dim), "HAS_KEY_MASK": layout.has_key_mask, "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+        "num_rows": layout.num_rows, "stride_row": layout.stride_row, "scale": float(layout.scale),
+        **token_strides("q", layout.q_strides), **token_strides("k", layout.k_strides),
+        "stride_boundsb": layout.stride_bounds, "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim),
+        "HAS_KEY_MASK": layout.has_key_mask, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
+        "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
     }  # fmt: skip
     return (cdiv(queries, tiles.block_m) * heads * rows,), scalars
 
@@ -95,15 +99,15 @@ def as_bytes(key_mask: Tensor | None) -> Tensor | None:
 def count(
     q: Tensor, k: Tensor, table: Tensor, bounds: Tensor, key_mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Products of queries with the rows of a table, float32 `[B, H, Tq, rows]`, and where near keys begin, int32
-    `[B, H, Tq]`.
+    """Products of queries with the rows of a table, float32 `[B, H, Tq, padded_rows]`, and where near keys begin,
+    int32 `[B, H, Tq]`.
     """
     q, k, table, key_mask = contiguous_features(q), contiguous_features(k), table.contiguous(), as_bytes(key_mask)
     rows, queries, heads, _ = q.shape
-    by_row = q.new_empty((rows, heads, queries, len(table)), dtype=torch.float32)
+    by_row = q.new_empty((rows, heads, queries, padded_rows(table)), dtype=torch.float32)
     ends = q.new_empty((rows, heads, queries), dtype=torch.int32)
     tensors = {"q_ptr": q, "k_ptr": k, "table_ptr": table, "by_row_ptr": by_row, "ends_ptr": ends}
-    layout = counted_layout(q, k, len(table), bounds, key_mask, scale)
+    layout = counted_layout(q, k, len(table), by_row, bounds, key_mask, scale)
     launch_count(q, {**tensors, "bounds_ptr": bounds, "key_mask_ptr": key_mask}, layout, tiling("count", q))
     return by_row, ends
 
@@ -112,7 +116,7 @@ def for_kernels(args: NearArgs) -> tuple[NearArgs, CountedLayout]:
     """The arguments as kernels read them, and their layout."""
     q, k, v = map(contiguous_features, (args.q, args.k, args.v))
     args = args._replace(q=q, k=k, v=v, key_mask=as_bytes(args.key_mask))
-    return args, counted_layout(q, k, args.by_row.shape[-1], args.bounds, args.key_mask, args.scale)
+    return args, counted_layout(q, k, args.num_rows, args.by_row, args.bounds, args.key_mask, args.scale)
 
 
 def forward(args: NearArgs) -> tuple[Tensor, Tensor]:
