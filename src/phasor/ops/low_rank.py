@@ -62,10 +62,15 @@ def gradients_why_not(dy: Tensor, low: Tensor, B: Tensor) -> str | None:
     reason = kernel_why_not(dy, low, B, MIN_GRADIENT)
     if reason is None and dy.numel() == 0:
         return "there is nothing to sum"
-    if reason is None and dy.is_cuda:
-        shared = getattr(torch.cuda.get_device_properties(dy.device), "shared_memory_per_block_optin", 0)
-        return None if shared >= SHARED_MEMORY else f"{shared} bytes of shared memory are too few"
-    return reason
+    return reason or shared_memory_why_not(dy, SHARED_MEMORY)
+
+
+def shared_memory_why_not(x: Tensor, needed: int) -> str | None:
+    """Why the tiles of a kernel do not fit on the GPU of a tensor."""
+    if not x.is_cuda:
+        return None
+    shared = getattr(torch.cuda.get_device_properties(x.device), "shared_memory_per_block_optin", 0)
+    return None if shared >= needed else f"{shared} bytes of shared memory are too few"
 
 
 ADD_PRODUCT = Dispatch(Path("Triton kernel", add_by_kernel, add_why_not), Path("addmm_", Tensor.addmm_))

@@ -6,7 +6,9 @@ from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path, triton_why_not
 from phasor.ops.glu.glu import glu_op
-from phasor.ops.low_rank import DTYPES, MAX_RANK
+from phasor.ops.low_rank import DTYPES, MAX_RANK, shared_memory_why_not
+
+SHARED_MEMORY = 80 * 1024  # bytes that the tiles of a kernel take
 
 
 def product_by_kernel(x: Tensor, A: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -57,7 +59,7 @@ def kernel_why_not(x: Tensor, rank: int) -> str | None:
         return f"{str(x.dtype)[6:]} has no kernel"
     if rank > MAX_RANK:
         return f"the rank is {rank}, more than {MAX_RANK}"
-    return "there is nothing to sum" if x.numel() == 0 else None
+    return "there is nothing to sum" if x.numel() == 0 else shared_memory_why_not(x, SHARED_MEMORY)
 
 
 GLU_PRODUCT = Dispatch(

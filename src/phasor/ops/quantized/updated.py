@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path, triton_why_not
-from phasor.ops.low_rank import DTYPES
+from phasor.ops.low_rank import DTYPES, shared_memory_why_not
 from phasor.ops.quantized.frozen import FrozenMatrix
 from phasor.ops.quantized.matrix import Int8Matrix, dequantize
 from phasor.ops.quantized.nf4_dequantize import WORD
 
-MAX_RANK = 256  # that tiles of a kernel hold
+MAX_RANK = 128  # that tiles of a kernel hold
+SHARED_MEMORY = 64 * 1024  # bytes that they take
 
 
 def update_by_kernel(matrix: FrozenMatrix, A: Tensor, B: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def update_why_not(matrix: FrozenMatrix, A: Tensor, B: Tensor) -> str | None:
         return f"the rank is {len(A)}, more than {MAX_RANK}"
     if not isinstance(matrix, Int8Matrix) and (matrix.values.shape[1] % WORD or matrix.values.storage_offset() % WORD):
         return f"its rows do not begin and end at multiples of {WORD} bytes"
-    return None
+    return shared_memory_why_not(A, SHARED_MEMORY)
 
 
 UPDATED_MATRIX = Dispatch(
