@@ -9,7 +9,7 @@ from references import SINGLE, normal
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import token_order
 from phasor.ops import dispatch
-from phasor.ops.attention import ATTENTION, CountBias, Mask, ScoreMod, attention_ref, counted
+from phasor.ops.attention import ATTENTION, CountBias, Mask, ScoreMod, attention_ref, counted, intervals
 from phasor.ops.attention.mask import SEES_ALL
 
 counted_launch = pytest.importorskip("phasor.ops.attention.counted_launch")
@@ -125,7 +125,7 @@ def test_far_keys_are_those_that_have_the_largest_count(shift):
     """Sums of a block of queries stop at the first tile from which on all of them have it."""
     q, k, _, table = case(torch.float32, queries=80, heads=(1, 1), rows=1, shift=shift)
     mask = Mask(causal=True)
-    bounds = counted.intervals.intervals(mask, 80, 80, q.device)
+    bounds = intervals.intervals(mask, 80, 80, q.device)
     _, _, ends = counted.count_keys(q, k, table, bounds, None, 0.3)
     gates = torch.sigmoid(torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.3).tril()[0, 0]
     counts = gates.flip(-1).cumsum(-1).flip(-1)
@@ -167,3 +167,24 @@ def test_deterministic_gradients_are_computed_otherwise():
             assert "deterministic" in ATTENTION.explain(q, k, v, SEES_ALL, score_mod)[1][NAME]
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+def test_operations_pass_opcheck_and_compile():
+    q, k, v, table = case(torch.float32, queries=19, heads=(2, 1))
+    bounds = intervals.intervals(Mask(causal=True), 19, 19, q.device).expand(2, -1, -1).contiguous()
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(counted.count_keys.op, (q, k, table, bounds, None, 0.3), test_utils=checks)
+    by_row, _, ends = counted.count_keys(q.detach(), k.detach(), table.detach(), bounds, None, 0.3)
+    args = counted.NearArgs(q, k, v, by_row.requires_grad_(), ends.amin(1), ends, bounds, None, None, 5, 0.3, 0.0)
+    torch.library.opcheck(counted.near_attention.op, tuple(args), test_utils=checks)
+
+    def run(q, k, v, table):
+        bias = CountBias(q, k, table, 0.3, LayerStep(SEES_ALL, None))
+        return ATTENTION(q, k, v, Mask(causal=True), ScoreMod(scale=0.3, bias=bias))
+
+    with dispatch.force_path("triton"):
+        compiled, inputs = torch.compile(run, fullgraph=True, backend="aot_eager"), (q, k, v, table)
+        torch.testing.assert_close(compiled(*inputs), run(*inputs))
+        found = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, run))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
