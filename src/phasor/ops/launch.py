@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phasor.ops.compile_ahead import PendingKernel
+
 NULL_CONTEXT = nullcontext()
 MAX_COMPILED = 1024  # launches that are kept of each kernel
 ALIGNMENT = 16  # bytes: Triton compiles other code for other addresses
@@ -103,14 +105,14 @@ class KernelLauncher:
     def launch_by_triton(
         self, tensors: Mapping[str, Any], key: tuple[Any, ...], scalars: dict[str, Any]
     ) -> CompiledLaunch | None:
-        """Launch by Triton, and return what it compiled; None if it interprets kernels."""
+        """Launch by Triton, and return what it compiled; None if it interprets kernels, or has not compiled it yet."""
         names = tuple(self.kernel.arg_names)
         if tuple(tensors) != names[: len(tensors)]:
             raise ValueError(f"the kernel's first arguments are {names[: len(tensors)]}, not {tuple(tensors)}")
         grid, rest = self.prepare(*key, **scalars)
         args = scalars | rest
         compiled = self.kernel[grid](**tensors, **args)
-        if compiled is None:
+        if compiled is None or isinstance(compiled, PendingKernel):
             return None
         return CompiledLaunch(compiled, grid, [args[name] for name in names[len(tensors) :]])
 

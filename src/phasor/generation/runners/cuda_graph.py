@@ -96,6 +96,7 @@ class CudaGraphRunner:
             self.copy_stream, self.step_done = torch.cuda.Stream(self.device), torch.cuda.Event()
             self.copied = [torch.cuda.Event() for _ in self.host_history]
             with CAPTURING, torch.cuda.device(self.device):
+                self.compile_kernels(body)
                 self.run = capture(body)
             self.constants = cached_constants()  # the graph reads them but does not keep them alive
         else:
@@ -116,6 +117,9 @@ class CudaGraphRunner:
             return logits
 
         return run_step
+
+    def compile_kernels(self, step: Callable[[], Tensor]) -> None:
+        """Compile what a step launches, where that can be done before the first one."""
 
     def with_reorder(self, step: Callable[[], Tensor], beams: int) -> Callable[[], Tensor]:
         """The step after the rows of its cache have been reordered, where they are beams."""

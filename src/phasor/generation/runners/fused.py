@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
+from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.attention.fused import Biases, FusedAttention
 from phasor.nn.block import Block
@@ -33,7 +34,7 @@ from phasor.nn.moe import EXPERTS, Experts
 from phasor.nn.norm import RMSNorm, RowNorm
 from phasor.nn.quantized import NF4, Quantization, Quantized, QuantizedLinear
 from phasor.nn.record import Record
-from phasor.ops import dispatch
+from phasor.ops import compile_ahead, dispatch
 from phasor.ops.decode import ACTIVATIONS, ConvolutionArgs, ExpertsArgs, NormArgs
 from phasor.ops.decode.tiles import MAX_EXPERT_ROWS
 from phasor.ops.launch import supports_pdl
@@ -175,6 +176,18 @@ class FusedRunner(CudaGraphRunner):
         self.fused = FusedStep(model, self.buffers)  # kept: a graph does not keep its buffers alive
         return self.fused
 
+    def compile_kernels(self, step: Callable[[], Tensor]) -> None:
+        """Side by side, by a step that does not launch them; its tokens and counts are discarded.
+
+        All else that it leaves in memory are floats, and a request begins with a cache of zeros.
+        """
+        cache = self.buffers.cache
+        if isinstance(cache, StaticKVCache) and self.fused.computes_floats and compile_ahead.is_available():
+            with compile_ahead.compile_ahead():
+                step()
+            self.fused.clear_tokens()
+            cache.continue_from(self.empty_cache)
+
 
 class FusedStep:
     """The step over shared buffers: it reads their tokens, leaves the next ones there, and returns the logits."""
@@ -216,6 +229,17 @@ class FusedStep:
         self.logits = self.output(config.vocab_size)
         self.x = torch.empty_like(self.output(config.dim))
         self.argmax = torch.full((rows,), lm_head_argmax.EMPTY_ARGMAX, device=device)
+
+    @property
+    def computes_floats(self) -> bool:
+        """Whether nothing but tokens that a kernel computes tells another where to read."""
+        all_fused = all(self.fused_networks) and None not in self.fused_attentions
+        return all_fused and not any(isinstance(part, Experts) for part in self.stack.modules())
+
+    def clear_tokens(self) -> None:
+        """As before the first step."""
+        self.buffers.tokens.zero_()
+        self.argmax.fill_(self.lm_head.EMPTY_ARGMAX)
 
     def build_attention(self, index: int) -> FusedAttention | None:
         """The attention of a layer; None where no kernel computes it."""
