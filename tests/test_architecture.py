@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -382,6 +383,44 @@ def test_names_of_kinds_of_attention_are_found(text, names):
 def test_nothing_outside_its_folder_names_a_kind_of_attention():
     others = [path for path in FILES if not path.relative_to(SOURCE).as_posix().startswith(NAMES_ATTENTION)]
     assert {str(path): found for path in others if (found := named_attention(path.read_text()))} == {}
+
+
+PRIVATE_METHODS = {"_dynamo_marked_constant", "_flatten"}  # of objects that the code has no dotted name for
+
+
+def private_names(text):
+    """The private names of torch that a file imports, or takes of what it imports."""
+    tree, imported, found = ast.parse(text), {"torch": "torch"}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            found |= {node.attr} & PRIVATE_METHODS
+            found |= {f"{imported[first]}.{rest}"} if first in imported and "(" not in rest else set()
+    named = found | set(imported.values())
+    return {name for name in named if re.search(r"(^|\.)_[a-zA-Z]", name)}
+
+
+def test_private_names_of_torch_are_found():
+    text = (
+        "from torch.distributed import mesh as m\nimport torch\ntorch.add(m.DeviceMesh._of, torch._C.Key)\nx._flatten()"
+    )
+    assert private_names(text) == {"torch.distributed.mesh.DeviceMesh._of", "torch._C", "torch._C.Key", "_flatten"}
+
+
+def test_private_interfaces_of_torch_have_a_reason():
+    page = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = page.partition("### Private interfaces of torch")[2].partition("\n## ")[0].splitlines()
+    listed = {name for row in rows if row.startswith("| `") for name in re.findall(r"`(.+?)`", row.split("|")[1])}
+    used = {name for path in FILES for name in private_names(path.read_text())}
+
+    def begins(name, start):
+        return f"{name}.".startswith(f"{start}.")
+
+    assert not {name for name in used if not any(begins(name, one) or begins(one, name) for one in listed)}
+    assert not {one for one in listed if not any(begins(name, one) for name in used)}
 
 
 def test_source_files_are_small_and_say_what_they_are():

@@ -83,6 +83,6 @@ def set_up_compiler() -> None:
     Beyond torch's limit of eight graphs per function, blocks would silently run eagerly; and without guards on hooks,
     those inside a block would be those of the block that was compiled first.
     """
-    settings = torch._dynamo.config
+    settings = torch.compiler.config
     settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
-    settings.skip_nnmodule_hook_guards = False
+    torch._dynamo.config.skip_nnmodule_hook_guards = False

@@ -51,9 +51,8 @@ class ComparedScheme:
     @property
     def attention(self) -> str:
         """The kind of attention: one with a state that the name has, or the usual one."""
-        return next(
-            (kind for kind in self.kind.split(JOIN) if kind in state_kinds()), str(AttentionConfig.default_kind)
-        )
+        with_state = (kind for kind in self.kind.split(JOIN) if kind in state_kinds())
+        return next(with_state, str(AttentionConfig.default_kind))
 
     @property
     def keeps_state(self) -> bool:
