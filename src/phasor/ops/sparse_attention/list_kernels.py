@@ -11,11 +11,14 @@ from phasor.ops.online_softmax import online_softmax
 
 
 @triton.jit
-def gather_tile(ptr, rows, stride, valid, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """`[BLOCK_M, BLOCK_D]` of some rows; zeros where a row is not valid, and past HEAD_DIM."""
+def gather_tile(ptr, rows, stride, valid, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr, ALL: tl.constexpr = False):
+    """`[BLOCK_M, BLOCK_D]` of some rows; zeros where a row is not valid, unless ALL are read, and past HEAD_DIM."""
     offs_d = tl.arange(0, BLOCK_D)
     ptrs = ptr + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
-    return tl.load(ptrs, mask=valid[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
+    if ALL and BLOCK_D == HEAD_DIM:
+        return tl.load(ptrs)
+    else:
+        return tl.load(ptrs, mask=valid[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
 
 
 @triton.jit
@@ -53,6 +56,26 @@ def store_pairs(out_ptr, x, pair, valid, query, stride_ot, stride_os, HEAD_DIM: 
 
 
 @triton.jit
+def attend_to_held(q_ptr, k, v, out_ptr, lse_ptr, pairs_ptr, first, last, offs_n, num_keys, offset, factor,
+                   stride_qt, stride_ot, stride_os,
+                   HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
+                   IS_OWN: tl.constexpr):  # fmt: skip
+    """Outputs of pairs of queries and slots, tile by tile, over one block of keys and values that is loaded already."""
+    for place in range(first, last, BLOCK_M):
+        pair, valid, query = load_pairs(pairs_ptr, place, last, SLOTS, BLOCK_M)
+        q = gather_tile(q_ptr, query, stride_qt, valid, BLOCK_D, HEAD_DIM, True)
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if IS_OWN:  # of a block before its own a query sees all
+            products = tl.where(offs_n <= tl.where(valid, query + offset, num_keys)[:, None], products, float("-inf"))
+        m_i = tl.max(products, 1) * factor
+        p = tl.exp2(products * factor - m_i[:, None])
+        l_i = tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, input_precision="ieee") * (1.0 / l_i)[:, None]
+        store_pairs(out_ptr, acc, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)
+        tl.store(lse_ptr + pair, m_i + tl.log2(l_i), mask=valid)
+
+
+@triton.jit
 def block_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans_ptr, entries_ptr,
                          num_queries, num_keys, num_heads, group_size, num_tiles, offset, scale,
                          stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt,
@@ -72,20 +95,14 @@ def block_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, pairs_ptr, spans
     q_ptr += batch * stride_qb + head * stride_qh
     out_ptr += batch * stride_ob + head * stride_oh
     lse_ptr += row * num_queries * SLOTS
+    pairs_ptr += row * stride_pairs
     offs_n = (start + tl.arange(0, BLOCK))[None, :]
-    factor = scale * LOG2E
-    for place in range(first, last, BLOCK_M):
-        pair, valid, query = load_pairs(pairs_ptr + row * stride_pairs, place, last, SLOTS, BLOCK_M)
-        q = gather_tile(q_ptr, query, stride_qt, valid, BLOCK_D, HEAD_DIM)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if begin == middle:  # the queries' own block; of one before it they see all
-            products = tl.where(offs_n <= tl.where(valid, query + offset, num_keys)[:, None], products, float("-inf"))
-        m_i = tl.max(products, 1) * factor
-        p = tl.exp2(products * factor - m_i[:, None])
-        l_i = tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, input_precision="ieee") * (1.0 / l_i)[:, None]
-        store_pairs(out_ptr, acc, pair, valid, query, stride_ot, stride_os, HEAD_DIM, BLOCK_D, SLOTS)
-        tl.store(lse_ptr + pair, m_i + tl.log2(l_i), mask=valid)
+    if begin == middle:
+        attend_to_held(q_ptr, k, v, out_ptr, lse_ptr, pairs_ptr, first, last, offs_n, num_keys, offset, scale * LOG2E,
+                       stride_qt, stride_ot, stride_os, HEAD_DIM, BLOCK_D, BLOCK_M, SLOTS, True)  # fmt: skip
+    else:
+        attend_to_held(q_ptr, k, v, out_ptr, lse_ptr, pairs_ptr, first, last, offs_n, num_keys, offset, scale * LOG2E,
+                       stride_qt, stride_ot, stride_os, HEAD_DIM, BLOCK_D, BLOCK_M, SLOTS, False)  # fmt: skip
 
 
 @triton.jit
