@@ -18,12 +18,13 @@ from phasor.config import PositionConfig
 from phasor.config.model import Side
 from phasor.lab.schemes import TABLE_LENGTH, plain_model
 from phasor.lab.seeding import use_seed
-from phasor.nn.layer_step import LayerStep, cumsum_tokens
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, build_position
 from phasor.nn.positions.phase import cos_sin_of
 from phasor.nn.sequence import KeyInfo, SequenceInfo
 from phasor.ops.attention import Mask, ScoreMod
 from phasor.ops.rope import rotate_pairs
+from phasor.ops.running_sums import cumsum_tokens
 
 ROUNDING = 1e-13  # of squared distances, relative to the largest square
 GRID_SIDE = 8  # of the grid that schemes of several axes count through

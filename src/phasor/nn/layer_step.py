@@ -13,31 +13,11 @@ import torch
 from torch import Tensor
 
 from phasor.ops.attention import Mask
-from phasor.ops.custom_op import custom_op
 from phasor.ops.linear_attention import linear_attention_step
+from phasor.ops.running_sums import cumsum_tokens
 
 # Given queries, keys, values and gates, the state before them and where documents begin: outputs and the last state.
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
-
-
-@custom_op("phasor::cumsum_int64")
-def cumsum_int64(x: Tensor) -> Tensor:
-    """Running sums along dimension 1 of integers: an operation for compilers, some of which fail on such sums."""
-    return contiguous_cumsum(x)
-
-
-cumsum_int64.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
-
-
-def cumsum_tokens(x: Tensor) -> Tensor:
-    """Running sums over the tokens of `[B, T, ...]`."""
-    sums: Tensor = cumsum_int64(x) if x.dtype == torch.int64 else contiguous_cumsum(x)
-    return sums
-
-
-def contiguous_cumsum(x: Tensor) -> Tensor:
-    """Running sums along dimension 1, with its elements side by side: a GPU goes through them one by one otherwise."""
-    return x.movedim(1, -1).contiguous().cumsum(-1).movedim(-1, 1).contiguous() if x.is_cuda else x.cumsum(1)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phasor.kv_cache.protocol import EncoderOutput
-from phasor.nn.layer_step import LayerStep, Recurrence, cumsum_tokens
+from phasor.nn.layer_step import LayerStep, Recurrence
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import Mask
+from phasor.ops.running_sums import cumsum_tokens
 from phasor.parallel.exchange import Axis, gather_tokens
 from phasor.parallel.tokens import chunk_order, own_chunks
 from phasor.transformer import Stack, Transformer

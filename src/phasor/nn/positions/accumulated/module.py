@@ -19,8 +19,8 @@ from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
 from phasor.ops.linear_float32 import linear_float32
 from phasor.ops.rope import PhaseArgs, rope_kernel, rope_kernel_why_not, rope_qkv_kernel, rotate_pairs_ref
+from phasor.ops.running_sums import fixed_angles
 
-LEARNED_BITS = 52  # of the learned part of a step, in fractions of a rotation: all that float64 has
 INITIAL_SHARE = 0.1  # of a pair's frequency, that the learned part adds at first for inputs of variance 1
 
 
@@ -84,10 +84,8 @@ class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
         """What the tokens of a layer's input `[B, T, dim]` add to the angles, in fractions of a rotation."""
         with no_autocast(x):
             radians = self.own_heads(linear_float32(x, weights[0]))
-        turns = radians.detach().double() / (2 * math.pi)
-        learned = ((turns - turns.round()) * 2**LEARNED_BITS).round().to(torch.int64) * 2 ** (64 - LEARNED_BITS)
         own = constant(self.increments * self.own_kv_heads, x.device, torch.int64)
-        return Steps(own + learned, radians).mask_padding(prepared)
+        return Steps(fixed_angles(radians, own), radians).mask_padding(prepared)
 
     def why_not(self, seq: SequenceInfo, like: Tensor) -> str | None:
         return rotation_why_not(seq.positions.shape[-1], seq.positions, like)
