@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +16,22 @@ from phasor.parallel.tokens import ALL_TOKENS, TokenShare
 from phasor.transformer import Transformer
 
 
-class MeanLoss(Protocol):
-    """The mean over a share of the tokens of a batch, by their weights; `record` is for the model's forward."""
+class LossCall(NamedTuple):
+    """What besides model and batch a loss is asked with.
 
-    def __call__(
-        self, model: Transformer, batch: Batch, record: Record | None, share: TokenShare, *, training: bool
-    ) -> Tensor: ...
+    `record` is for the model's forward, `share` the tokens that count, and without `training` nothing regularizes.
+    """
+
+    record: Record | None = None
+    share: TokenShare = ALL_TOKENS
+    training: bool = True
+
+
+PLAIN_LOSS = LossCall()
 
 
 def local_loss(
-    mean_loss: MeanLoss,
+    mean_loss: Callable[[Transformer, Batch, LossCall], Tensor],
     model: Transformer,
     batch: Batch,
     count: float,
@@ -42,7 +48,7 @@ def local_loss(
     """
     record = Record("router") if training and mixtures_of(model) else None
     padded = batch.pad_to_multiple(share.multiple)
-    mean = mean_loss(model, padded, record, share, training=training)
+    mean = mean_loss(model, padded, LossCall(record, share, training))
     loss = mean * (share.take(padded.weights).sum() / max(count, 1.0))
     if record is None:
         return loss

@@ -12,13 +12,13 @@ from phasor.ops.dispatch import force_path
 from phasor.ops.linear_attention import (
     GATED_DELTA,
     LINEAR_ATTENTION_STEP,
+    LinearAttentionArgs,
     gated_delta,
     gated_delta_ref,
     linear_attention_step,
     retention,
     retention_ref,
 )
-from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.kernel_op import linear_attention_op
 
 kernel_launch = pytest.importorskip("phasor.ops.linear_attention.kernel_launch")
@@ -143,7 +143,8 @@ def test_one_token_updates_the_state_in_place(operation, reference, dtype):
     strength, state = rounded[4] if operation is gated_delta else None, rounded[5].clone()
     tolerance = SINGLE if dtype == torch.float32 else 2**-8  # the output is rounded once
     with force_path("triton"):
-        assert LINEAR_ATTENTION_STEP.explain(*rounded[:4], strength, state)[0] == "Triton kernel of one token"
+        args = LinearAttentionArgs(*rounded[:4], strength, state)
+        assert LINEAR_ATTENTION_STEP.explain(args)[0] == "Triton kernel of one token"
         assert_close(run(operation, [*rounded, arguments[6]]), expected, tolerance)
         y = linear_attention_step(*rounded[:4], strength, state, arguments[6])
     assert_close([y, state], expected, tolerance)
@@ -162,7 +163,7 @@ def test_a_step_takes_one_token():
 def test_float16_and_mixed_dtypes_take_torch():
     arguments = [x.detach().half() for x in draw(3)[:5]]
     with force_path("triton"):
-        path, reasons = GATED_DELTA.explain(*arguments)
+        path, reasons = GATED_DELTA.explain(LinearAttentionArgs(*arguments))
     assert path == "torch, in chunks"
     assert "float16, float16, float16" in reasons["Triton kernels, in chunks"]
 

@@ -28,6 +28,7 @@ from phasor.config.schema import Config, unknown
 from phasor.generation.runners import StepSpec
 from phasor.ops.linear_attention import (
     GATED_DELTA,
+    LinearAttentionArgs,
     gated_delta,
     gated_delta_ref,
     linear_attention_step,
@@ -168,7 +169,7 @@ def time_length(study: Study, name: str, case: LinearInputs) -> None:
         row: dict[str, Any] = {"who": who, "what": name, "tokens": case.tokens}
         with study.noting_failure(row), torch.no_grad(), compiling_in_parallel():
             if who == "phasor":
-                row["path"] = GATED_DELTA.explain(*(x.transpose(1, 2) for x in case.inputs))[0]
+                row["path"] = GATED_DELTA.explain(LinearAttentionArgs(*(x.transpose(1, 2) for x in case.inputs)))[0]
                 with torch.enable_grad():
                     row["errors"] = check(study, name, case)
                 expected, own = [call()], row

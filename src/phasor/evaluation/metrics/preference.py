@@ -18,6 +18,7 @@ from phasor.evaluation.metrics.texts import EncodedTexts
 from phasor.evaluation.run import TrainedRun
 from phasor.generation.translation import Progress
 from phasor.nn.mode import eval_mode
+from phasor.parallel.loss import LossCall
 from phasor.training.objectives.preference import Preference
 from phasor.training.objectives.reply_log_probs import log_probs_of
 
@@ -33,7 +34,7 @@ def preference_metrics(trained: TrainedRun, texts: EncodedTexts, num_beams: int,
     sums = torch.zeros(3, dtype=torch.float64)
     for index in range(count):
         batch = batches[index].to(trained.device)
-        loss = objective.mean_loss(trained.model, batch, training=False)
+        loss = objective.mean_loss(trained.model, batch, LossCall(training=False))
         assert objective.measured is not None
         sums += torch.cat((loss[None], objective.measured)).double().cpu() * batch.count
         report(work - count + index + 1, work)

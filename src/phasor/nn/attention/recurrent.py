@@ -22,7 +22,7 @@ from phasor.nn.positions.base import Position
 from phasor.ops.attention import Mask
 from phasor.ops.decode import ConvolutionArgs, HeadNormArgs, RecurrentArgs, RotaryArgs
 from phasor.ops.launch import next_power_of_2
-from phasor.ops.linear_attention import GATED_DELTA
+from phasor.ops.linear_attention import GATED_DELTA, LinearAttentionArgs
 
 MAX_DECODE_STATE = 2**15  # elements of a head's state that a decode kernel holds at once
 LARGEST_DECAY = 16.0  # of initial decay rates per unit of time
@@ -83,7 +83,8 @@ class RecurrentAttention(Attention):
         keys, values = tensor(1, key_heads, tokens, key), tensor(1, heads, tokens, value)
         gates = tensor(1, heads, tokens, dtype=torch.float32)
         name = "gated delta rule" if self.is_delta else "retention"
-        yield CalledOperation(name, GATED_DELTA, (keys, keys, values, gates, gates if self.is_delta else None))
+        args = LinearAttentionArgs(keys, keys, values, gates, gates if self.is_delta else None)
+        yield CalledOperation(name, GATED_DELTA, (args,))
 
     def decode_kernel_why_not(self) -> str | None:
         size = next_power_of_2(self.sizes.key) * next_power_of_2(self.sizes.value)

@@ -1,5 +1,6 @@
 """Linear attention with a state of constant size, and the short convolution before it. Nothing imports Triton."""
 
+from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.linear_attention import (
     CAUSAL_CONVOLUTION,
     GATED_DELTA,
@@ -15,6 +16,7 @@ __all__ = [
     "CAUSAL_CONVOLUTION",
     "GATED_DELTA",
     "LINEAR_ATTENTION_STEP",
+    "LinearAttentionArgs",
     "causal_convolution",
     "causal_convolution_ref",
     "gated_delta",

@@ -1,4 +1,4 @@
-"""The arguments of the kernels of linear attention."""
+"""The arguments of linear attention."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from phasor.config.recurrent import chunk_length
 
 
 class LinearAttentionArgs(NamedTuple):
-    """Queries and keys `[B, K, T, key_dim]`, values `[B, H, T, value_dim]`, gates `[B, H, T]`.
+    """Queries and keys `[B, K, T, key_dim]`, values `[B, H, T, value_dim]`, gates `[B, H, T]`, a state or none.
 
-    Retention has no strength.
+    Retention has no strength. `starts` is as `phasor.ops.linear_attention` says.
     """
 
     q: Tensor
@@ -20,8 +20,8 @@ class LinearAttentionArgs(NamedTuple):
     v: Tensor
     log_decay: Tensor
     strength: Tensor | None
-    state: Tensor | None
-    starts: Tensor | None
+    state: Tensor | None = None
+    starts: Tensor | None = None
 
     @property
     def chunk(self) -> int:

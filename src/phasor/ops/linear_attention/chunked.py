@@ -14,37 +14,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.reference import prepare
 
 CHUNK = 64  # tokens: work grows with a chunk's square, the number of steps falls with its length
 
 
-def gated_delta_in_chunks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def gated_delta_in_chunks(args: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """The gated delta rule, or without `strength` retention, as matrix products; memory grows with the tokens.
 
     >>> from phasor.ops.linear_attention.reference import retention_ref
     >>> q, k, v = torch.randn(3, 1, 2, 70, 4, dtype=torch.float64)
     >>> g = -torch.rand(1, 2, 70)
-    >>> torch.allclose(gated_delta_in_chunks(q, k, v, g, None)[0], retention_ref(q, k, v, g)[0])
+    >>> y, _ = gated_delta_in_chunks(LinearAttentionArgs(q, k, v, g, None))
+    >>> torch.allclose(y, retention_ref(q, k, v, g)[0])
     True
     """
-    q, k, v, g, state = prepare(query, key, value, log_decay, state)
+    strength = args.strength
+    q, k, v, g, state = prepare(args.q, args.k, args.v, args.log_decay, args.state)
     length = v.shape[2]
     if length == 0:
-        return torch.zeros_like(value), state
+        return torch.zeros_like(args.v), state
     chunk = min(CHUNK, length)
     # Tokens of zeros are added to the last chunk: they write nothing, and nothing decays.
     q, k, v = (F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B, H, N, C, D]
     g = F.pad(g, (0, -length % chunk)).unflatten(2, (-1, chunk))  # [B, H, N, C]
-    decay, from_state = chunk_decay(g, starts)
+    decay, from_state = chunk_decay(g, args.starts)
     scores = q @ k.mT * decay  # [B, H, N, C, C]
     k_read = from_state * k
     if strength is not None:
@@ -60,7 +55,7 @@ def gated_delta_in_chunks(
         z = v[:, :, n] if strength is None else v[:, :, n] - k_read[:, :, n] @ state
         outputs.append(q_read[:, :, n] @ state + scores[:, :, n] @ z)
         state = kept[:, :, n] * state + k_write[:, :, n].mT @ z
-    return torch.cat(outputs, 2)[:, :, :length].to(value.dtype), state
+    return torch.cat(outputs, 2)[:, :, :length].to(args.v.dtype), state
 
 
 def chunk_decay(log_decay: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:

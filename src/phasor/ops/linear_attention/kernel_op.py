@@ -14,40 +14,24 @@ from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 MAX_KEY_DIM = 256  # all features of keys are in one tile
 
 
-def kernel_why_not(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> str | None:
+def kernel_why_not(args: LinearAttentionArgs) -> str | None:
     """Why the kernels of chunks do not compute this; None where they do."""
-    reason = triton_why_not(query, key, value)
+    q, k, v = args[:3]
+    reason = triton_why_not(q, k, v)
     if reason is not None:
         return reason
-    if value.dtype not in (torch.float32, torch.bfloat16) or not query.dtype == key.dtype == value.dtype:
-        dtypes = ", ".join(str(x.dtype)[6:] for x in (query, key, value))
+    if v.dtype not in (torch.float32, torch.bfloat16) or not q.dtype == k.dtype == v.dtype:
+        dtypes = ", ".join(str(x.dtype)[6:] for x in (q, k, v))
         return f"queries, keys and values are {dtypes}, and not all float32 or all bfloat16"
-    if key.shape[-1] > MAX_KEY_DIM:
-        return f"a key has {key.shape[-1]} features, more than {MAX_KEY_DIM}"
-    return "there are no tokens" if value.numel() == 0 else None
+    if k.shape[-1] > MAX_KEY_DIM:
+        return f"a key has {k.shape[-1]} features, more than {MAX_KEY_DIM}"
+    return "there are no tokens" if v.numel() == 0 else None
 
 
-def gated_delta_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def gated_delta_kernel(args: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """The gated delta rule, or without `strength` retention."""
-    state = None if state is None else state.float()
-    args = LinearAttentionArgs(query, key, value, log_decay, strength, state, starts)
-    out, final, *_ = linear_attention_op(args)
+    state = None if args.state is None else args.state.float()
+    out, final, *_ = linear_attention_op(args._replace(state=state))
     return out, final
 
 
@@ -112,36 +96,21 @@ def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> di
 linear_attention_op.register_autograd(backward, setup_context=setup_context)
 
 
-def step_why_not(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
-) -> str | None:
+def step_why_not(args: LinearAttentionArgs) -> str | None:
     """Why the kernel of one token does not compute this; None where it does."""
-    reason = kernel_why_not(query, key, value, log_decay, strength, state, starts)
+    state, reason = args.state, kernel_why_not(args)
     if reason is not None:
         return reason
     if torch.compiler.is_compiling():
         return "the kernel writes into its arguments, which a compiler does not see"
+    assert state is not None
     if state.dtype != torch.float32 or not state.is_contiguous():
         return "the state is not contiguous in float32"
-    return "a gradient is needed" if needs_grad(query, key, value, log_decay, strength, state) else None
+    return "a gradient is needed" if needs_grad(*args[:6]) else None
 
 
-def step_in_place(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
-) -> Tensor:
+def step_in_place(args: LinearAttentionArgs) -> Tensor:
     """The output of one token, whose state replaces the one given."""
     from phasor.ops.linear_attention.step_kernel import step
 
-    return step(LinearAttentionArgs(query, key, value, log_decay, strength, state, starts))
+    return step(args)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phasor.ops.dispatch import Dispatch, Path
+from phasor.ops.linear_attention.arguments import LinearAttentionArgs
 from phasor.ops.linear_attention.chunked import gated_delta_in_chunks
 from phasor.ops.linear_attention.kernel_op import (
     gated_delta_kernel,
@@ -44,7 +45,8 @@ def gated_delta(
     ([3.0, 4.0], [3.0, 4.0])
     """
     check_shapes(query, key, value, state, starts, log_decay=log_decay, strength=strength)
-    result: tuple[Tensor, Tensor] = GATED_DELTA(query, key, value, log_decay, strength, state, starts)
+    args = LinearAttentionArgs(query, key, value, log_decay, strength, state, starts)
+    result: tuple[Tensor, Tensor] = GATED_DELTA(args)
     return result
 
 
@@ -67,7 +69,8 @@ def retention(
     ([1.0, 1.5, 1.0], [1.0])
     """
     check_shapes(query, key, value, state, starts, log_decay=log_decay)
-    result: tuple[Tensor, Tensor] = GATED_DELTA(query, key, value, log_decay, None, state, starts)
+    args = LinearAttentionArgs(query, key, value, log_decay, None, state, starts)
+    result: tuple[Tensor, Tensor] = GATED_DELTA(args)
     return result
 
 
@@ -93,7 +96,7 @@ def linear_attention_step(
     check_shapes(query, key, value, state, starts, **gates)
     if value.shape[2] != 1:
         raise ValueError(f"linear attention: a step takes one token, not {value.shape[2]}")
-    y: Tensor = LINEAR_ATTENTION_STEP(query, key, value, log_decay, strength, state, starts)
+    y: Tensor = LINEAR_ATTENTION_STEP(LinearAttentionArgs(query, key, value, log_decay, strength, state, starts))
     return y
 
 
@@ -161,18 +164,11 @@ def raise_wrong_shape(operation: str, expected: dict[str, tuple[Tensor | None, l
             raise ValueError(f"{operation}: {name} has the shape {list(x.shape)}, but {shape} fits the {given}")
 
 
-def update_in_place(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    strength: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
-) -> Tensor:
+def update_in_place(args: LinearAttentionArgs) -> Tensor:
     """The output of one token, whose state replaces the one given."""
-    y, after = gated_delta_in_chunks(query, key, value, log_decay, strength, state, starts)
-    state.copy_(after)
+    y, after = gated_delta_in_chunks(args)
+    assert args.state is not None
+    args.state.copy_(after)
     return y
 
 

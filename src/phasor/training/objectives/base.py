@@ -16,7 +16,7 @@ from phasor.nn.heads import BALANCE_WEIGHT
 from phasor.nn.moe import balance_of, mixtures_of, routed_tokens
 from phasor.nn.record import Record
 from phasor.parallel.exchange import Axis
-from phasor.parallel.tokens import ALL_TOKENS, TokenShare
+from phasor.parallel.loss import PLAIN_LOSS, LossCall
 from phasor.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -78,25 +78,14 @@ class Objective:
         The trainer's model then is not as it was at first: `start` builds that.
         """
 
-    def mean_loss(
-        self,
-        model: Transformer,
-        batch: Batch,
-        record: Record | None = None,
-        share: TokenShare = ALL_TOKENS,
-        *,
-        training: bool = True,
-    ) -> Tensor:
-        """The mean over what a batch predicts, by `batch.weights`; without what regularizes unless `training`.
-
-        `record` is for the model's forward.
-        """
+    def mean_loss(self, model: Transformer, batch: Batch, call: LossCall = PLAIN_LOSS) -> Tensor:
+        """The mean over what a batch predicts, by `batch.weights`."""
         raise NotImplementedError
 
     def loss(self, model: Transformer, batch: Batch) -> Tensor:
         """The loss that training minimizes: the mean, and the balancing loss of routed experts."""
         record = Record("router") if mixtures_of(model) else None
-        loss = self.mean_loss(model, batch, record)
+        loss = self.mean_loss(model, batch, LossCall(record))
         if record is None:
             return loss
         routed = [each for side in routed_tokens(model, record) for each in side]
@@ -104,7 +93,7 @@ class Objective:
 
     def validation_loss(self, model: Transformer, batch: Batch) -> Tensor:
         """The loss that tells which checkpoint is the best, a mean as above."""
-        return self.mean_loss(model, batch, training=False)
+        return self.mean_loss(model, batch, LossCall(training=False))
 
     def sample(self, model: Transformer, datasets: Datasets) -> str | None:
         """A text that shows what the model has learned; None where there is nothing to show."""

@@ -12,7 +12,7 @@ from phasor.data.batch import Batch
 from phasor.models import families
 from phasor.nn.norm import at_least_float32
 from phasor.nn.record import Record
-from phasor.parallel.tokens import ALL_TOKENS, TokenShare
+from phasor.parallel.loss import PLAIN_LOSS, LossCall
 from phasor.training.objectives.base import Objective
 from phasor.training.objectives.pooled import text_args
 from phasor.transformer import Transformer
@@ -56,17 +56,9 @@ class Classification(Objective):
         wanted = self.recipe.classify
         return f"classify.of {wanted.of!r} trains a {wanted.head}, and this model's head is {config.head.kind!r}"
 
-    def mean_loss(
-        self,
-        model: Transformer,
-        batch: Batch,
-        record: Record | None = None,
-        share: TokenShare = ALL_TOKENS,
-        *,
-        training: bool = True,
-    ) -> Tensor:
-        scores = at_least_float32(classify(model, batch, record))  # [B, T, labels]
-        smoothing = self.recipe.train.label_smoothing if training else 0.0
+    def mean_loss(self, model: Transformer, batch: Batch, call: LossCall = PLAIN_LOSS) -> Tensor:
+        scores = at_least_float32(classify(model, batch, call.record))  # [B, T, labels]
+        smoothing = self.recipe.train.label_smoothing if call.training else 0.0
         targets = batch.targets.flatten()
         each = F.cross_entropy(scores.flatten(0, 1), targets, reduction="none", label_smoothing=smoothing)
         return (each * batch.weights.flatten()).sum() / batch.weights.sum().clamp(min=1.0)

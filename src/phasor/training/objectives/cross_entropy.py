@@ -6,8 +6,7 @@ from torch import Tensor
 
 from phasor.data.batch import Batch
 from phasor.nn.heads import head_loss
-from phasor.nn.record import Record
-from phasor.parallel.tokens import ALL_TOKENS, TokenShare
+from phasor.parallel.loss import PLAIN_LOSS, LossCall
 from phasor.training.objectives.base import Objective
 from phasor.transformer import Transformer
 
@@ -17,23 +16,15 @@ class CrossEntropy(Objective):
 
     cuts_tokens = True
 
-    def mean_loss(
-        self,
-        model: Transformer,
-        batch: Batch,
-        record: Record | None = None,
-        share: TokenShare = ALL_TOKENS,
-        *,
-        training: bool = True,
-    ) -> Tensor:
-        hidden = model(*batch.inputs, record=record, head=False, **batch.sequence_args)
+    def mean_loss(self, model: Transformer, batch: Batch, call: LossCall = PLAIN_LOSS) -> Tensor:
+        hidden = model(*batch.inputs, record=call.record, head=False, **batch.sequence_args)
         assert model.head is not None
         return head_loss(
             model.head,
             hidden,
             model.tokens.table,
-            share.take(batch.targets),
-            share.take(batch.weights),
-            label_smoothing=self.recipe.train.label_smoothing if training else 0.0,
-            z_loss=self.recipe.train.z_loss if training else 0.0,
+            call.share.take(batch.targets),
+            call.share.take(batch.weights),
+            label_smoothing=self.recipe.train.label_smoothing if call.training else 0.0,
+            z_loss=self.recipe.train.z_loss if call.training else 0.0,
         ).total

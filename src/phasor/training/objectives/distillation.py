@@ -17,8 +17,7 @@ from phasor.data.batch import Batch
 from phasor.data.store import Progress
 from phasor.nn.heads import head_loss
 from phasor.nn.norm import at_least_float32
-from phasor.nn.record import Record
-from phasor.parallel.tokens import ALL_TOKENS, TokenShare
+from phasor.parallel.loss import PLAIN_LOSS, LossCall
 from phasor.training.datasets import Datasets
 from phasor.training.objectives.base import Start
 from phasor.training.objectives.language import LanguageModeling
@@ -64,17 +63,9 @@ class Distillation(LanguageModeling):
     def fixed_fields(self) -> dict[str, Any]:
         return {"teacher": self.fingerprint}
 
-    def mean_loss(
-        self,
-        model: Transformer,
-        batch: Batch,
-        record: Record | None = None,
-        share: TokenShare = ALL_TOKENS,
-        *,
-        training: bool = True,
-    ) -> Tensor:
+    def mean_loss(self, model: Transformer, batch: Batch, call: LossCall = PLAIN_LOSS) -> Tensor:
         config = self.recipe.distill
-        hidden = model(*batch.inputs, record=record, head=False, **batch.sequence_args)
+        hidden = model(*batch.inputs, record=call.record, head=False, **batch.sequence_args)
         with torch.no_grad():
             wanted = self.teacher(*batch.inputs, head=False, **batch.sequence_args)
         assert model.head is not None
@@ -84,8 +75,8 @@ class Distillation(LanguageModeling):
             model.tokens.table,
             batch.targets,
             batch.weights,
-            label_smoothing=self.recipe.train.label_smoothing if training else 0.0,
-            z_loss=self.recipe.train.z_loss if training else 0.0,
+            label_smoothing=self.recipe.train.label_smoothing if call.training else 0.0,
+            z_loss=self.recipe.train.z_loss if call.training else 0.0,
         ).total
         total = torch.zeros((), device=hidden.device)
         rows = zip(*(x.flatten(0, 1).split(CHUNK) for x in (hidden, wanted, batch.weights)), strict=True)

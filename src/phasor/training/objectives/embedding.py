@@ -10,9 +10,8 @@ from torch import Tensor
 
 from phasor.config import HeadConfig, ModelConfig, PooledHeadConfig
 from phasor.data.batch import Batch
-from phasor.nn.record import Record
 from phasor.parallel.exchange import gather_tokens
-from phasor.parallel.tokens import ALL_TOKENS, TokenShare
+from phasor.parallel.loss import PLAIN_LOSS, LossCall
 from phasor.training.objectives.base import Objective
 from phasor.training.objectives.pooled import embed_batch
 from phasor.transformer import Transformer
@@ -45,16 +44,8 @@ class ContrastiveEmbedding(Objective):
             return None
         return f"the task 'embed' trains a pooled head, and this model's is {config.head.kind!r}"
 
-    def mean_loss(
-        self,
-        model: Transformer,
-        batch: Batch,
-        record: Record | None = None,
-        share: TokenShare = ALL_TOKENS,
-        *,
-        training: bool = True,
-    ) -> Tensor:
-        anchors, candidates = embed_batch(model, batch, record)
+    def mean_loss(self, model: Transformer, batch: Batch, call: LossCall = PLAIN_LOSS) -> Tensor:
+        anchors, candidates = embed_batch(model, batch, call.record)
         assert batch.candidate_mask is not None
         real = batch.candidate_mask.any(-1) & (batch.weights > 0)  # [B, K]
         everyone, before = self.of_all_processes(candidates.flatten(0, 1))  # [P B K, features]

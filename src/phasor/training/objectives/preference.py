@@ -9,8 +9,7 @@ from torch import Tensor
 
 from phasor.data.batch import Batch
 from phasor.data.store import Progress
-from phasor.nn.record import Record
-from phasor.parallel.tokens import ALL_TOKENS, TokenShare
+from phasor.parallel.loss import PLAIN_LOSS, LossCall
 from phasor.training.datasets import Datasets
 from phasor.training.objectives.base import Objective, Start
 from phasor.training.objectives.preference_losses import LOSSES
@@ -40,17 +39,9 @@ class Preference(Objective):
         if self.recipe.preference.needs_reference:
             attach_reference(trainer, datasets, run, progress, start)
 
-    def mean_loss(
-        self,
-        model: Transformer,
-        batch: Batch,
-        record: Record | None = None,
-        share: TokenShare = ALL_TOKENS,
-        *,
-        training: bool = True,
-    ) -> Tensor:
+    def mean_loss(self, model: Transformer, batch: Batch, call: LossCall = PLAIN_LOSS) -> Tensor:
         config = self.recipe.preference
-        scores, lengths = reply_log_probs(model, batch, record)
+        scores, lengths = reply_log_probs(model, batch, call.record)
         if config.needs_reference:
             assert batch.reference is not None
             scores = scores - batch.reference
