@@ -1,6 +1,7 @@
 """The ground everything stands on: layering, public names, light imports, small files."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import re
@@ -15,6 +16,7 @@ import phasor
 from phasor.config import AttentionConfig, Extension, PositionConfig
 from phasor.config.schema import Config
 from phasor.inspect.kinds import CHOICES
+from phasor.nn.attention.base import AttentionContext
 
 SOURCE = Path(phasor.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -421,6 +423,11 @@ def test_private_interfaces_of_torch_have_a_reason():
 
     assert not {name for name in used if not any(begins(name, one) or begins(one, name) for one in listed)}
     assert not {one for one in listed if not any(begins(name, one) for name in used)}
+
+
+def test_attention_takes_few_things_besides_its_input():
+    """What belongs to a scheme is in what it prepared, and not in a field that all others carry along."""
+    assert len(dataclasses.fields(AttentionContext)) <= 8
 
 
 def test_source_files_are_small_and_say_what_they_are():
