@@ -105,6 +105,13 @@ for attempt in range(2):
         assert "CompilationError" in type(error).__name__ or "Assert" in type(error).__name__, repr(error)
     else:
         raise AssertionError("a kernel that does not compile was launched")
+with compile_ahead():
+    add[(1,)](x, 50, BLOCK=512)
+    other = threading.Thread(target=lambda: add[(1,)](x, 50, BLOCK=512))
+    other.start()
+    other.join()
+    assert launched == ["add"], "another thread launches as ever"
+    launched.clear()
 try:
     with compile_ahead():
         add[(1,)](x, 50, BLOCK=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,13 +21,16 @@ NO_LAUNCH = {"launch_metadata": nothing, "run": nothing, "function": None, "pack
 
 
 class PendingKernel:
-    """What Triton takes for a kernel while that is compiled: launches do nothing. Later it is the kernel itself."""
+    """What Triton takes for a kernel while that is compiled: launches of this thread do nothing, others wait for it.
+
+    Later it is the kernel itself.
+    """
 
     def __init__(self, compiled: Future[Any]) -> None:
-        self.compiled, self.is_pending = compiled, True
+        self.compiled, self.is_pending, self.thread = compiled, True, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if not self.is_pending:
+        if not self.is_pending or threading.get_ident() != self.thread:
             return getattr(self.compiled.result(), name)
         if name in NO_LAUNCH:
             return NO_LAUNCH[name]
