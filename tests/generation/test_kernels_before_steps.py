@@ -21,11 +21,12 @@ def test_the_step_that_only_compiles_leaves_nothing_behind(monkeypatch):
     """Whatever numbers it left in memory, the texts after it are the same."""
     model = speaker()
     expected = greedy_ref(model, PROMPT, 5)
-    buffers, seen = [], []
+    buffers, seen, read = [], [], []
 
     @contextmanager
     def garbage():
         yield
+        read.append(1)
         (given,) = buffers
         given.tokens.fill_(2**31 - 1)
         for tensors in given.cache.layers:
@@ -43,10 +44,13 @@ def test_the_step_that_only_compiles_leaves_nothing_behind(monkeypatch):
         assert not runner.buffers.cache.counts.any()
         assert not runner.buffers.cache.next_positions.any()
         logits = runner.prefill([PROMPT])
+        assert len(read) == 2
         found = [int(logits.argmax())]
         while len(found) < 5:
             found.append(int(runner.step(torch.tensor(found[-1:])).argmax()))
+        runner.prefill([PROMPT])
     assert found == expected
+    assert len(read) == 2  # the second prompts are read once
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ An attention or a feed-forward network that no kernel computes runs as the modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from phasor.config import PreConfig, RMSNormConfig
 from phasor.config.model import Layer
 from phasor.generation.runners.cuda_graph import CudaGraphRunner, StepBuffers
+from phasor.kv_cache.protocol import EncoderOutput
 from phasor.kv_cache.static import StaticKVCache
 from phasor.nn.attention.base import Attention, AttentionContext
 from phasor.nn.attention.fused import Biases, FusedAttention
@@ -43,6 +45,8 @@ from phasor.quantization import quantization_of
 from phasor.transformer import Stack, Transformer
 
 T = TypeVar("T")
+READ_PROMPTS: WeakSet[Transformer] = WeakSet()  # the models that have read prompts
+MAX_READ_TWICE = 2048  # tokens of prompts that take less time than compiling
 # Modules of torch in those of phasor.
 TORCH_MODULES = (nn.Linear, nn.ModuleList, nn.ParameterDict, nn.ParameterList, nn.Identity, nn.Dropout)
 
@@ -187,6 +191,22 @@ class FusedRunner(CudaGraphRunner):
                 step()
             self.fused.clear_tokens()
             cache.continue_from(self.empty_cache)
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        memory: EncoderOutput | None = None,
+        positions: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
+        """As ever; the first short prompts of a model twice, so that their kernels are compiled side by side too."""
+        model, tokens = self.model(), len(prompts) * max(map(len, prompts))
+        assert model is not None
+        if model not in READ_PROMPTS and tokens <= MAX_READ_TWICE and self.fused.computes_floats:
+            READ_PROMPTS.add(model)
+            if compile_ahead.is_available():
+                with compile_ahead.compile_ahead():
+                    super().prefill(prompts, memory, positions)
+        return super().prefill(prompts, memory, positions)
 
 
 class FusedStep:
