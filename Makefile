@@ -63,6 +63,7 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/phasor bench backward --device cpu
+	$(BIN)/phasor bench train-cpu
 	$(BIN)/phasor bench decode-cpu
 	$(BIN)/phasor bench loading
 	$(BIN)/phasor bench stream --device cpu

@@ -11,25 +11,23 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from phasor.adapters import add_adapter
 from phasor.bench.lora_peer import FLOAT32, PEFTSteps, check_against_peft, peft_why_not
 from phasor.bench.lora_reference import check_against_float64
 from phasor.bench.power import sustained_ms
 from phasor.bench.sizes import LLAMA_8B
-from phasor.bench.studies.train_gpu import TokenBatches, limit
+from phasor.bench.studies.train_gpu import TokenBatches, TrainerSteps, limit
 from phasor.bench.study import Study, format_field
 from phasor.config import EmbeddingConfig, ModelConfig
 from phasor.config.lora import LoRAConfig
 from phasor.config.recipe import Recipe
 from phasor.config.schedules import ConstantSchedule
 from phasor.config.schema import Config, unknown
-from phasor.data.batch import Batch
 from phasor.models.presets import preset
 from phasor.nn.quantized import NF4, Quantization
 from phasor.quantization import quantize_base
@@ -70,7 +68,7 @@ CPU = LoRASettings(length=128, tokens=256, shapes=("1b",))
 TINY = LoRASettings(length=12, tokens=24, rank=4, shapes=("1b",))
 
 
-class AdapterSteps:
+class AdapterSteps(TrainerSteps):
     """The steps of `phasor train` with adapters: compiled blocks on a GPU, the base frozen in the model's dtype."""
 
     def __init__(self, study: Study, config: ModelConfig, base: str) -> None:
@@ -85,15 +83,7 @@ class AdapterSteps:
         fields |= {"cuda_graphs": study.settings.cuda_graphs, "max_grad_norm": None}
         schedule = ConstantSchedule(warmup=0).to_dict()
         recipe = Recipe.from_dict({"train": fields, "optimizer": {"lr": LR}, "schedule": schedule})
-        self.trainer = Trainer(model, recipe, steps=1000)
-        self.step = 0
-
-    def __call__(self, tokens: Tensor) -> Callable[[], float]:
-        weights = torch.ones(tokens[:, 1:].shape, device=tokens.device)
-        batch = Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=weights)
-        handle = self.trainer.train_step(self.step, [batch], float(weights.numel()))
-        self.step += 1
-        return lambda: handle.result().loss
+        super().__init__(Trainer(model, recipe, steps=1000))
 
     @property
     def model(self) -> nn.Module:

@@ -83,15 +83,11 @@ class TokenBatches:
         return self.bytes[start : start + size].view(self.rows, -1).long()
 
 
-class PhasorSteps:
-    """The steps of `phasor train`: on a GPU compiled blocks, captured as a CUDA graph."""
+class TrainerSteps:
+    """The steps of a trainer, over tokens that are each predicted by those before."""
 
-    def __init__(self, study: Study, source: Transformer, precision: str) -> None:
-        fields = {"precision": precision, "param_dtype": study.machine.dtype_name, "compile": study.on_gpu}
-        fields |= {"cuda_graphs": study.on_gpu, "max_grad_norm": None, "device": study.device.type}
-        recipe = Recipe.from_dict({"train": fields, "optimizer": {"lr": LR}, "schedule": SCHEDULE.to_dict()})
-        self.trainer = Trainer(copy.deepcopy(source), recipe, steps=1000)
-        self.step = 0
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.step = trainer, 0
 
     def __call__(self, tokens: Tensor) -> Callable[[], float]:
         weights = torch.ones(tokens[:, 1:].shape, device=tokens.device)
@@ -99,6 +95,16 @@ class PhasorSteps:
         handle = self.trainer.train_step(self.step, [batch], float(weights.numel()))
         self.step += 1
         return lambda: handle.result().loss
+
+
+class PhasorSteps(TrainerSteps):
+    """The steps of `phasor train`: on a GPU compiled blocks, captured as a CUDA graph."""
+
+    def __init__(self, study: Study, source: Transformer, precision: str) -> None:
+        fields = {"precision": precision, "param_dtype": study.machine.dtype_name, "compile": study.on_gpu}
+        fields |= {"cuda_graphs": study.on_gpu, "max_grad_norm": None, "device": study.device.type}
+        recipe = Recipe.from_dict({"train": fields, "optimizer": {"lr": LR}, "schedule": SCHEDULE.to_dict()})
+        super().__init__(Trainer(copy.deepcopy(source), recipe, steps=1000))
 
 
 class TransformersSteps:
