@@ -137,7 +137,7 @@ def block_hopper_kernel(k_desc, v_desc, q_ptr, out_ptr, lse_ptr, pairs_ptr, span
     num_tiles, first_index = BLOCK // BLOCK_N, start + BLOCK
     if begin == middle:  # the queries' own block, which they are neighbors in
         first_index = gl.load(pairs_ptr + first) // SLOTS + offset
-        last_index = gl.load(pairs_ptr + last - 1) // SLOTS + offset
+        last_index = gl.load(pairs_ptr + (last - 1)) // SLOTS + offset
         num_tiles = (last_index - start) // BLOCK_N + 1
     shared_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, HEAD_DIM], dtype)
     q_tile = gl.allocate_shared_memory(dtype, [BLOCK_M, HEAD_DIM], shared_layout)
