@@ -15,8 +15,10 @@ from device import DEVICE
 from schemes import build, relative_change, tiny, tokens
 from torch import Tensor
 
+from phasor.nn.layer_step import LayerStep
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops import dispatch, rope
+from phasor.ops.attention import Mask
 from phasor.ops.rope import PhaseArgs, split_qkv
 from phasor.ops.rope.phases import phase_op, phase_qkv_op
 
@@ -81,7 +83,8 @@ class TestKernel:
             weights = [torch.randn(y.shape, generator=generator).to(y.dtype).requires_grad_() for y in outs]
             once = torch.autograd.grad(outs, (x, own.radians), weights, retain_graph=True)
             first = torch.autograd.grad(outs, (x, own.radians), weights, create_graph=True)
-            total = sum(g.square().sum() for g in first)
+            ramps = [torch.linspace(1, 2, g.numel(), dtype=g.dtype).view_as(g) for g in first]
+            total = sum((g.square() * ramp).sum() for g, ramp in zip(first, ramps, strict=True))  # of no kept norm
             second = torch.autograd.grad(total, (x, own.radians, *weights))
             results.append([*outs, *once, *first, *second])
         for got, true in zip(*results, strict=True):
@@ -204,6 +207,18 @@ class TestModels:
             expected = run(model, ids, **given)
         assert launches.call_count == 4
         check_same(got, expected)
+
+    @pytest.mark.parametrize("name", ["xpos", "accumulated"])
+    def test_queries_and_keys_by_hooks_of_their_own(self, name, launches):
+        scheme, x = build(tiny(name)).decoder.position(0), torch.randn(2, COUNT, 32)
+        q, k = torch.randn(2, COUNT, 4, 8), torch.randn(2, COUNT, 2, 8)
+        place = scheme.prepare(SequenceInfo(torch.arange(COUNT), COUNT), x)
+        if name == "accumulated":
+            place = scheme.for_layer(x, place, scheme.layer_weights(0), LayerStep(Mask(), None))
+        together = scheme.on_heads(q, k, k, place)
+        for got, same in zip((scheme.on_query(q, place), scheme.on_key(k, place), k), together, strict=True):
+            assert torch.equal(got, same)
+        assert launches.call_count == 3
 
     @pytest.mark.parametrize("name", SCHEMES)
     def test_padding_and_documents(self, name, launches):
