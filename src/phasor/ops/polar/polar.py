@@ -19,7 +19,7 @@ def polar_features(x: Tensor, args: PolarArgs, *, positive: bool) -> Tensor:
 
 
 def polar_why_not(tokens: int, x: Tensor) -> str | None:
-    """Why no kernel computes the features of so many tokens of the dtype of `x`; None where one does."""
+    """Why no kernel computes the features of that many tokens of the dtype of `x`; None where one does."""
     if tokens == 1:
         return "one token takes few operations"
     if x.dtype == torch.float64:

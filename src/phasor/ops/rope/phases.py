@@ -56,7 +56,7 @@ def merge_op(
     """The same, into the gradient of a projection."""
     from phasor.ops.rope.phase_kernels import launch_phases
 
-    out, dangle = empty_merged(dq, dk, dv, q, k, args)
+    out, dangle = empty_results(dq, dk, dv, q, k, args)
     parts, into = (dq, dk, dv), split_qkv(out)
     launch_phases(parts, into, args, adjacent=adjacent, inverse=inverse, rotated=(q, k), dangle=dangle)
     return out, dangle
@@ -74,7 +74,7 @@ def empty_gradients(
     return *empty_heads(dq, dk), empty_angles(dq, q, args)
 
 
-def empty_merged(
+def empty_results(
     dq: Tensor, dk: Tensor, dv: Tensor, q: Tensor | None, k: Tensor | None, args: PhaseArgs, *_: Any
 ) -> tuple[Tensor, Tensor]:
     return empty_qkv(dq, dk), empty_angles(dq, q, args)
@@ -83,7 +83,7 @@ def empty_merged(
 phase_op.register_fake(empty_heads)
 phase_qkv_op.register_fake(empty_parts)
 backward_op.register_fake(empty_gradients)
-merge_op.register_fake(empty_merged)
+merge_op.register_fake(empty_results)
 
 
 def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -92,7 +92,7 @@ def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
     ctx.adjacent, ctx.inverse, ctx.shape = inputs.adjacent, inputs.inverse, inputs[0].shape
 
 
-def saved(ctx: Any) -> tuple[PhaseArgs, Tensor | None, Tensor | None]:
+def read_saved(ctx: Any) -> tuple[PhaseArgs, Tensor | None, Tensor | None]:
     """The angles, and the rotated queries and keys where the angles are learned."""
     args, *rotated = saved_record(ctx)
     q, k = (*rotated, None, None)[:2]
@@ -101,28 +101,35 @@ def saved(ctx: Any) -> tuple[PhaseArgs, Tensor | None, Tensor | None]:
 
 def backward(ctx: Any, dq: Tensor, dk: Tensor) -> dict[str, Tensor | None]:
     args, q, k = saved(ctx)
-    if torch.is_grad_enabled():  # for a second derivative
-        dradians = angle_gradient(dq, dk, q, k, args, ctx)
-        dq, dk = phase_op(dq, dk, args, ctx.adjacent, not ctx.inverse)
+    if torch.is_grad_enabled():
+        dq, dk, dangle = differentiable_backward(ctx, dq, dk, q, k, args)
     else:
         dq, dk, dangle = backward_op(dq, dk, q, k, args, ctx.adjacent, not ctx.inverse)
-        dradians = of_radians(dangle, args)
-    return {"q": dq.view(ctx.shape), "k": dk, "radians": dradians}
+    return {"q": dq.view(ctx.shape), "k": dk, "radians": of_radians(dangle, args)}
 
 
 def qkv_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> dict[str, Tensor | None]:
     args, q, k = saved(ctx)
     if torch.is_grad_enabled():
-        dradians = angle_gradient(dq, dk, q, k, args, ctx)
-        dq, dk = phase_op(dq, dk, args, ctx.adjacent, not ctx.inverse)
-        parts = (dq.unflatten(2, (dk.shape[2], -1)), dk.unsqueeze(3), dv.unsqueeze(3))
-        return {"qkv": torch.cat(parts, dim=3), "radians": dradians}
-    dqkv, dangle = merge_op(dq, dk, dv, q, k, args, ctx.adjacent, not ctx.inverse)
+        dq, dk, dangle = differentiable_backward(ctx, dq, dk, q, k, args)
+        dqkv = torch.cat((dq.unflatten(2, (dk.shape[2], -1)), dk.unsqueeze(3), dv.unsqueeze(3)), dim=3)
+    else:
+        dqkv, dangle = merge_op(dq, dk, dv, q, k, args, ctx.adjacent, not ctx.inverse)
     return {"qkv": dqkv, "radians": of_radians(dangle, args)}
 
 
-phase_op.register_autograd(backward, setup_context=setup_context)
-phase_qkv_op.register_autograd(qkv_backward, setup_context=setup_context)
+def differentiable_backward(
+    ctx: Any, dq: Tensor, dk: Tensor, q: Tensor | None, k: Tensor | None, args: PhaseArgs
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `backward_op` gives, in operations that have derivatives: for second derivatives."""
+    dangle = dq.new_zeros(())
+    groups, pairs = args.phases.shape[2:]
+    for dy, y in ((dq, q), (dk, k)):
+        if y is not None:
+            rotated = (x.float()[..., : 2 * pairs] for x in (dy, y))
+            (du, dv), (u, v) = (split_pairs(x, "adjacent" if ctx.adjacent else "half") for x in rotated)
+            dangle = dangle + (dv * u - du * v).unflatten(2, (groups, dy.shape[2] // groups)).sum(3)
+    return *phase_op(dq, dk, args, ctx.adjacent, not ctx.inverse), -dangle if ctx.inverse else dangle
 
 
 def of_radians(dangle: Tensor, args: PhaseArgs) -> Tensor | None:
@@ -130,19 +137,5 @@ def of_radians(dangle: Tensor, args: PhaseArgs) -> Tensor | None:
     return None if args.radians is None else dangle.sum_to_size(args.radians.shape)
 
 
-def angle_gradient(
-    dq: Tensor, dk: Tensor, q: Tensor | None, k: Tensor | None, args: PhaseArgs, ctx: Any
-) -> Tensor | None:
-    """The gradient of the angles, in operations that have derivatives."""
-    if args.radians is None:
-        return None
-    groups, pairs = args.radians.shape[2:]
-    total: Tensor = args.radians.new_zeros(())
-    for dy, y in ((dq, q), (dk, k)):
-        assert y is not None
-        (du, dv), (u, v) = (split_pairs(x.float()[..., : 2 * pairs], PAIRINGS[ctx.adjacent]) for x in (dy, y))
-        total = total + (dv * u - du * v).unflatten(2, (groups, -1)).sum(3)
-    return of_radians(-total if ctx.inverse else total, args)
-
-
-PAIRINGS = {False: "half", True: "adjacent"}
+phase_op.register_autograd(backward, setup_context=setup_context)
+phase_qkv_op.register_autograd(qkv_backward, setup_context=setup_context)

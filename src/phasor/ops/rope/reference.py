@@ -23,7 +23,7 @@ class RopeArgs(NamedTuple):
 class PhaseArgs(NamedTuple):
     """What rotates the heads of tokens by angles that are given for each, in 2^-64 of a full rotation.
 
-    Groups of heads of equal size have angles of their own. `radians` are zeros whose gradient is that of the angles.
+    Each group of heads of equal size has angles. `radians` are zeros whose gradient is that of the angles.
     The scales multiply the pairs of rotated queries and keys.
     """
 

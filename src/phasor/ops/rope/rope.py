@@ -135,7 +135,7 @@ def _rope_qkv_why_not(qkv: Tensor, args: RopeArgs, pairing: str) -> str | None:
 def rope_kernel(q: Tensor, k: Tensor, args: RopeArgs | PhaseArgs, pairing: str) -> tuple[Tensor, Tensor]:
     """`rope` by the Triton kernel, in one pass, for callers that have checked `rope_kernel_why_not` already.
 
-    Phases that are given for every token are taken by a kernel of their own.
+    Phases that are given for every token are taken by another kernel.
     """
     op = rope_op if isinstance(args, RopeArgs) else phase_op
     rotated: tuple[Tensor, Tensor] = op(q, k, args, pairing == "adjacent", False)

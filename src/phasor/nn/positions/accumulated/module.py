@@ -144,5 +144,5 @@ class AccumulatedRotary(Position, config=AccumulatedRotaryConfig):
 
 
 def rotation_why_not(tokens: int, positions: Tensor, like: Tensor) -> str | None:
-    """Why no kernel rotates so many tokens of the dtype of `like`; None where it does."""
+    """Why no kernel rotates that many tokens of the dtype of `like`; None where it does."""
     return "one token takes few operations" if tokens == 1 else rope_kernel_why_not(positions, like)
