@@ -100,7 +100,7 @@ def read_saved(ctx: Any) -> tuple[PhaseArgs, Tensor | None, Tensor | None]:
 
 
 def backward(ctx: Any, dq: Tensor, dk: Tensor) -> dict[str, Tensor | None]:
-    args, q, k = saved(ctx)
+    args, q, k = read_saved(ctx)
     if torch.is_grad_enabled():
         dq, dk, dangle = differentiable_backward(ctx, dq, dk, q, k, args)
     else:
@@ -109,7 +109,7 @@ def backward(ctx: Any, dq: Tensor, dk: Tensor) -> dict[str, Tensor | None]:
 
 
 def qkv_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> dict[str, Tensor | None]:
-    args, q, k = saved(ctx)
+    args, q, k = read_saved(ctx)
     if torch.is_grad_enabled():
         dq, dk, dangle = differentiable_backward(ctx, dq, dk, q, k, args)
         dqkv = torch.cat((dq.unflatten(2, (dk.shape[2], -1)), dk.unsqueeze(3), dv.unsqueeze(3)), dim=3)
