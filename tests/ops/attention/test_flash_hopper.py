@@ -16,7 +16,17 @@ import torch
 from device import DEVICE, ON_GPU
 from references import normal
 
-from phasor.ops.attention import DistanceBias, Mask, ScoreMod, SumBias, attention_ref, flash, flash_hopper, intervals
+from phasor.ops.attention import (
+    DistanceBias,
+    FIREBias,
+    Mask,
+    ScoreMod,
+    SumBias,
+    attention_ref,
+    flash,
+    flash_hopper,
+    intervals,
+)
 from phasor.ops.dispatch import force_path
 
 pytest.importorskip("triton")
@@ -36,12 +46,12 @@ MASKS = {
 CURVES = {"slopes": (), "log": ("rates",), "power": ("powers",)}
 
 
-def mask_of(name):
+def mask_of(name, tokens=TOKENS):
     """A mask, how many keys there are, and which queries of each row are real."""
     fields = dict(MASKS[name])
     documents, padding = fields.pop("documents", None), fields.pop("padding", None)
-    keys = fields.pop("keys", TOKENS + fields.get("offset", 0))
-    real = torch.ones(2, TOKENS, dtype=torch.bool)
+    keys = fields.pop("keys", tokens + fields.get("offset", 0))
+    real = torch.ones(2, tokens, dtype=torch.bool)
     if documents is not None:
         ids = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))[None]
         starts = torch.tensor([0, *documents[:-1]]).cumsum(0)
@@ -53,10 +63,10 @@ def mask_of(name):
     return Mask(**fields), keys, real
 
 
-def biases(name, mask, keys, dtype):
+def biases(name, mask, keys, dtype, tokens=TOKENS):
     """A bias, what it learns, and the positions that it takes."""
     k_pos = torch.arange(keys)[None] if mask.order is None else mask.order
-    q_pos = k_pos[:, mask.offset : mask.offset + TOKENS] if mask.order is None else mask.order
+    q_pos = k_pos[:, mask.offset : mask.offset + tokens] if mask.order is None else mask.order
     if name is None:
         return None, [], None, None
     if name == "sums":
@@ -68,19 +78,27 @@ def biases(name, mask, keys, dtype):
     if name == "table":
         table = normal(61, HEADS, seed=6).to(DEVICE, dtype).requires_grad_()
         return DistanceBias(table=table, min_distance=-20), [table], q_pos, k_pos
+    if name == "fire":  # with knots at shares of 0.2 to 0.9
+        up, knots = torch.tensor([1.0, -0.7, 1.3, 0.4, -1.0]), torch.tensor([0.2, 0.5, 0.7, 0.9, -3.0])
+        numbers = torch.tensor([0.1]), torch.tensor([70.0])
+        learned = [up, -up * knots, normal(5, HEADS, seed=8), normal(HEADS, seed=5), *numbers]
+        learned = [x.to(DEVICE, dtype).requires_grad_() for x in learned]
+        return FIREBias(*learned), learned, q_pos, k_pos
     learned = [torch.linspace(0.1, 0.5, HEADS), *(torch.linspace(0.3, 0.9, HEADS) for _ in CURVES[name])]
     learned = [x.to(dtype).requires_grad_() for x in learned]
     return DistanceBias(**dict(zip(("slopes", *CURVES[name]), learned, strict=True))), learned, q_pos, k_pos
 
 
-def run(mask_name, bias_name, dtype, width=128, half=torch.bfloat16, softcap=None, sinks=False, learned=True):
+def run(
+    mask_name, bias_name, dtype, width=128, half=torch.bfloat16, softcap=None, sinks=False, learned=True, tokens=TOKENS
+):
     """Outputs and gradients, by the kernels in half precision and by all scores at once in float64."""
-    mask, keys, real = mask_of(mask_name)
-    rounded = [normal(2, n, h, width, seed=s).to(half) for s, n, h in ((1, TOKENS, HEADS), (2, keys, KV_HEADS))]
+    mask, keys, real = mask_of(mask_name, tokens)
+    rounded = [normal(2, n, h, width, seed=s).to(half) for s, n, h in ((1, tokens, HEADS), (2, keys, KV_HEADS))]
     rounded.append(normal(2, keys, KV_HEADS, width, seed=3).to(half))
     own = [x.to(DEVICE, dtype).requires_grad_() for x in rounded]
     bias, of_bias, q_pos, k_pos = biases(
-        bias_name, mask, keys, torch.float64 if dtype == torch.float64 else torch.float32
+        bias_name, mask, keys, torch.float64 if dtype == torch.float64 else torch.float32, tokens
     )
     sink_logits = normal(HEADS, seed=4).to(DEVICE, dtype).requires_grad_() if sinks else None
     score_mod = ScoreMod(
@@ -132,6 +150,15 @@ CASES = [
     ("window", "log", {"width": 64}),
     ("causal", "slopes", {"half": torch.float16}),
     ("everything", "log", {"half": torch.float16}),
+    ("causal", "log", {"tokens": 1811}),  # with tiles that are far
+    ("window-both-ways", "log", {"tokens": 1300}),
+    ("everything", "power", {"tokens": 1811}),
+    ("causal", "power", {"tokens": 1500, "half": torch.float16}),
+    ("causal", "fire", {}),
+    ("everything", "fire", {"tokens": 1811}),
+    ("causal", "fire", {"tokens": 2300, "half": torch.float16}),
+    ("documents", "fire", {"sinks": True}),
+    ("window", "fire", {"learned": False}),
 ]
 
 
@@ -143,6 +170,12 @@ def test_kernels_equal_float64(mask, bias, options, monkeypatch):
     monkeypatch.setattr(flash_hopper, "forward", lambda *args: took.append(1) or kernels(*args))
     found = [run(mask, bias, dtype, **options) for dtype in (options.get("half", torch.bfloat16), torch.float64)]
     assert took
+    if bias == "fire" and options.get(
+        "learned", True
+    ):  # gradients of its weights together: that of a constant on all scores is nothing
+        found = [
+            [*values[:4], torch.cat([x.flatten().double() for x in values[4:10]]), *values[10:]] for values in found
+        ]
     names = ["output", "dq", "dk", "dv", "learned", "learned", "learned"]
     for name, ours, exact in zip(names, *found, strict=False):
         error = (ours.double() - exact).norm() / exact.norm().clamp(min=1e-3)
@@ -268,11 +301,13 @@ def test_far_tiles_are_polynomials(kind, param, half):
     row, column = torch.arange(64)[:, None], torch.arange(64)[None, :]
     middle = (512 + 63 - row + 32).double()
     powers, x = far.column_powers(64, half).x.double(), (column[0].double() - 32) / 32
-    found = torch.stack([powers[0], powers[1], powers[2] + powers[3], powers[4] + powers[5]])
-    assert torch.equal(found, x ** torch.arange(4)[:, None])
+    assert (
+        torch.stack([powers[0], powers[1], powers[2] + powers[3]]) - x ** torch.arange(3)[:, None]
+    ).abs().max() < 1e-9
+    assert (powers[4] - x**3).abs().max() < 4e-3
     for q_dim, distance in ((1, middle + column - 32), (0, middle - (column - 32))):  # which grows with queries
         exact = curves(kind, distance, param)[0]
-        coefs = far.far_coefs(middle[:, 0], -1.0, param, 64, q_dim, KINDS[kind], half, None)
+        coefs = far.far_coefs(middle[:, 0], 1.0, param, 64, q_dim, KINDS[kind], half, None)
         in_middle = far.far_curve(middle, param, 1, KINDS[kind])[0]
         error = (in_middle + coefs.double() @ powers - exact).abs().max()
         assert error < 2e-5 * (1.0 if kind == "LOG" else exact.max())
@@ -289,15 +324,35 @@ def test_gradients_of_curves_are_sums_of_moments(kind, param):
     middle = (512 + 63 - row + 32).double()
     exact, derivative = curves(kind, middle + 32 * x, param)
     power = far.power_of_row(torch.arange(8))[None, :]
-    halves = torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]).double()  # a number and its rest are two columns
+    halves = torch.tensor([0.5, 0.5, 0.5, 0.5, 1.0, 0.0, 0.5, 0.5]).double()  # a number and its rest are two columns
     for degree, part in enumerate(torch.linalg.qr(x[:, None] ** torch.arange(4)).Q.mT):
         ds = part.expand(64, -1)
         moments = (ds @ x[:, None] ** power) * halves
-        by_slope, by_param = far.curve_sums(moments, middle, param, power, KINDS[kind])
+        by_slope, by_param = far.curve_sums(moments, middle[:, 0], param, power, KINDS[kind])
         for ours, curve in ((by_slope, exact), (by_param, derivative)):
             wanted = (ds * curve).sum()
             rounding = 1e-12 * (ds * curve).abs().sum()
             assert abs(ours.sum() - wanted) <= 0.03 * abs(wanted) + rounding, degree  # terms of higher degree
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_powers_of_spans(half):
+    """Their rows and their rests are inverse spans times those of the columns, but for cubes."""
+    inverse = torch.linspace(0.07, 0.4, 131).expand(2, -1) * torch.tensor([[1.0], [0.5]])
+    rows = flash_hopper.powers_of_spans(inverse, half).view(2, 3, 16, 64).double()
+    columns = in_torch().column_powers(64, half).x.double()
+    exact = torch.nn.functional.pad(inverse, (0, 61)).double().view(2, 3, 1, 64) * columns
+    assert torch.equal(rows[:, :, 5], torch.ones(2, 3, 64).double())
+    assert torch.equal(rows[:, :, 10:], torch.zeros(2, 3, 6, 64).double())
+    halves = {0: 7, 1: 6, 2: 3}
+    for row, rest in halves.items():
+        wanted = exact[:, :, row] + (exact[:, :, 3] if row == 2 else 0)
+        assert (rows[:, :, row] + rows[:, :, rest] - wanted).abs().max() < 2e-6
+        assert row == 0 or torch.equal(rows[:, :, row + 7], rows[:, :, row])
+    assert (rows[:, :, 4] - exact[:, :, 4]).abs().max() < 4e-3
+    least, most = flash_hopper.span_ranges(inverse).unbind(-1)
+    assert torch.equal(least[0, :2], inverse[0, [0, 64]])
+    assert torch.equal(most[0], inverse[0, [63, 127, 130]])
 
 
 def test_tables_lie_twice():

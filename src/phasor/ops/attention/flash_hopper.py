@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, FlashLayout
-from phasor.ops.attention.flash_tiles import LOG, POWER
+from phasor.ops.attention.flash_args import BiasNeeds, FlashArgs, FlashGradients, FlashLayout, output_dtype
+from phasor.ops.attention.flash_tiles import LINES, LOG, POWER
 from phasor.ops.dispatch import forced_path, must_be_deterministic
 from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
 
@@ -27,7 +27,7 @@ LOG2E = math.log2(math.e)
 MIN_PAIRS = 2**28  # of queries and keys of all heads: fewer are done before their descriptors are made
 HEAD_DIMS = (64, 128)
 BACKWARD_HEAD_DIMS = (128,)
-CURVES = (LOG.value, POWER.value)
+CURVES = (LINES.value, LOG.value, POWER.value)
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def takes(args: FlashArgs, layout: FlashLayout) -> bool:
         and not (args.softcap > 0 and layout.bias in CURVES)  # which products of queries and keys include
         and by_index
         and args.sink_queries is None
-        and args.knots is None
+        and (args.knots is None or args.shifts is not None)
         and not (layout.two_intervals or layout.use_rows or layout.sum_weights)
         and (layout.one_sided or layout.head_strides[0] == 0)
         and all(map(suits_tma, (q, k, v)))
@@ -112,14 +112,15 @@ def scalars(layout: FlashLayout) -> dict[str, Any]:
     """The arguments that both kernels share."""
     _, queries, heads, head_dim = layout.q_shape
     _, keys, kv_heads, _ = layout.k_shape
-    stride_bounds, stride_q_pos, stride_k_pos, stride_shifts, _ = layout.row_strides
+    stride_bounds, stride_q_pos, stride_k_pos, stride_shifts, stride_spans = layout.row_strides
     return {
         "num_queries": queries, "num_keys": keys, "num_heads": heads, "group_size": heads // kv_heads,
         "min_distance": layout.min_distance, "num_distances": layout.num_distances, "scale": float(layout.scale),
         "softcap": float(layout.softcap), "stride_qh": layout.q_strides[2], "stride_kh": layout.k_strides[2],
         "stride_vh": layout.v_strides[2], "stride_boundsb": stride_bounds, "stride_qposb": stride_q_pos,
         "stride_kposb": stride_k_pos, "stride_qposh": layout.head_strides[0], "stride_kposh": layout.head_strides[1],
-        "stride_shiftsb": stride_shifts, "HEAD_DIM": head_dim, "NUM_STAGES": NUM_STAGES, "BIAS": layout.bias,
+        "stride_shiftsb": stride_shifts, "stride_spansb": stride_spans, "HEAD_DIM": head_dim,
+        "NUM_STAGES": NUM_STAGES, "BIAS": layout.bias, "NUM_KNOTS": layout.num_knots,
         "ONE_SIDED": layout.one_sided, "HAS_SOFTCAP": layout.softcap > 0, "HAS_KEY_MASK": layout.has_key_mask,
         "num_warps": 4,
     }  # fmt: skip
@@ -148,20 +149,19 @@ def launchers() -> tuple[KernelLauncher, KernelLauncher]:
     return KernelLauncher(forward_kernel, prepare_forward), KernelLauncher(backward_kernel, prepare_backward)
 
 
-def twice(table: Tensor | None) -> Tensor | None:
-    """A table `[H, distances]`, then the same from its second entry on: `[H, 2, distances]`, an even number of those."""
-    if table is None:
-        return None
+def twice(table: Tensor) -> Tensor:
+    """A table `[H, distances]`, then the same from its second entry on: `[H, 2, distances]`, an even number of them."""
     even = table.shape[1] + table.shape[1] % 2
     return pad(table, (0, even + 1 - table.shape[1])).unfold(1, even, 1).contiguous()
 
 
-def mask_and_bias(args: FlashArgs) -> dict[str, Tensor | None]:
-    """The tensors that both kernels read beside those with descriptors, and a table."""
+def mask_and_bias(args: FlashArgs, table: Tensor | None, spans: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """The tensors that both kernels read beside those with descriptors, with a table and spans as each reads them."""
     return {
         "bounds_ptr": args.bounds, "key_mask_ptr": args.key_mask, "q_pos_ptr": args.query_positions,
         "k_pos_ptr": args.key_positions, "shifts_ptr": args.shifts, "slopes_ptr": args.slopes,
-        "curve_params_ptr": args.powers if args.rates is None else args.rates,
+        "curve_params_ptr": args.powers if args.rates is None else args.rates, "table_ptr": table, **spans,
+        "knots_ptr": args.knots,
     }  # fmt: skip
 
 
@@ -169,13 +169,15 @@ def forward(args: FlashArgs, layout: FlashLayout) -> tuple[Tensor, Tensor]:
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, float32 `[B, H, Tq]`."""
     q = args.q
     rows, queries, heads, _ = q.shape
-    out, lse = empty_dense(q), q.new_empty((rows, heads, queries), dtype=torch.float32)
+    out, lse = empty_dense(q, output_dtype(args)), q.new_empty((rows, heads, queries), dtype=torch.float32)
     descs = {"q_desc": describe_tokens(q, BLOCK_M)}
     descs |= {"k_desc": describe_tokens(args.k, BLOCK_N), "v_desc": describe_tokens(args.v, BLOCK_N)}
     has_sums = layout.head_strides[1] > 0
     descs["sums_desc"] = describe_rows(tile_sums(args.key_positions, BLOCK_N), BLOCK_N) if has_sums else None
-    tensors = {"out_ptr": out, "lse_ptr": lse, **mask_and_bias(args), "sink_logits_ptr": args.sink_logits}
-    tensors["table_ptr"] = None if args.table is None else twice(args.table.flip(1))
+    table = args.table
+    table = table if table is None or args.knots is not None else twice(table.flip(1))
+    tensors = {"out_ptr": out, "lse_ptr": lse, **mask_and_bias(args, table, {"spans_ptr": args.inverse_spans})}
+    tensors["sink_logits_ptr"] = args.sink_logits
     launchers()[0](q, descs | tensors, layout, args.sink_logits is not None)
     return out, lse
 
@@ -197,19 +199,29 @@ def backward(
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     dk, dv = empty_dense(k), empty_dense(args.v)
     dtable = dq.new_zeros(rows, blocks, heads, layout.num_distances) if needs.table else dq.new_empty(0, heads)
-    dcurve = dq.new_empty(rows, heads, 2 * blocks, 2) if needs.curve else dq.new_empty(0, heads)
-    dq_sums = query_sums(lse, delta, grad_lse, args.sink_logits) if needs.sums else dq.new_empty(rows, 0, queries)
+    of_lines = needs.table and args.knots is not None
+    curve_shape = (rows, heads, 2 * blocks, 1 if of_lines else 2)
+    dcurve = dq.new_zeros(curve_shape) if needs.curve or of_lines else dq.new_empty(0, heads)
+    dq_sums = dq.new_zeros(rows, heads if of_lines else 0, queries)
+    dq_sums = query_sums(lse, delta, grad_lse, args.sink_logits) if needs.sums else dq_sums
     dk_sums = dq.new_zeros(rows, heads if needs.sums else 0, keys)
     descs = {"q_desc": describe_tokens(q, ROWS), "k_desc": describe_tokens(k, BLOCK_N)}
     descs |= {"v_desc": describe_tokens(args.v, BLOCK_N), "do_desc": describe_tokens(grad, ROWS)}
     descs |= {"dq_desc": describe_tokens(dq, ROWS, head_dim // 2)}
-    if layout.head_strides[0] > 0:
+    if layout.one_sided:
         assert args.slopes is not None
-        lse = lse - args.slopes[:, None] * LOG2E * tile_sums(args.query_positions, ROWS)
+        of_sums = layout.head_strides[0] > 0
+        apart = tile_sums(args.query_positions, ROWS) if of_sums else -(torch.arange(queries, device=q.device) % ROWS)
+        lse = lse - args.slopes[:, None] * LOG2E * apart
     descs |= {"lse_desc": describe_rows(lse, ROWS), "delta_desc": describe_rows(delta, ROWS)}
     tensors: dict[str, Any] = {"dk_ptr": dk, "dv_ptr": dv, "dtable_ptr": dtable, "dcurve_ptr": dcurve}
-    tensors |= {"dk_sums_ptr": dk_sums, "ranges_ptr": ranges, **mask_and_bias(args)}
-    tensors["table_ptr"] = twice(args.table)
+    tensors |= {"dk_sums_ptr": dk_sums, "dspans_ptr": dq_sums, "ranges_ptr": ranges}
+    table, spans = args.table, args.inverse_spans
+    table = table if table is None or spans is not None else twice(table)
+    tensors |= mask_and_bias(args, table, {"span_ranges_ptr": None if spans is None else span_ranges(spans)})
+    descs["spans_desc"] = None if spans is None else describe_rows(spans[:, None], ROWS)
+    powers = None if spans is None else powers_of_spans(spans, q.dtype)
+    descs["powers_desc"] = None if powers is None else describe(powers, powers.shape, powers.stride(), (1, 16, ROWS))
     stride_ranges = 0 if len(ranges) == 1 else ranges.stride(0)
     launchers()[1](q, descs | tensors, layout, grad.stride(2), stride_ranges, needs)
     if needs.table:
@@ -228,6 +240,26 @@ def query_sums(lse: Tensor, delta: Tensor, grad_lse: Tensor | None, sink_logits:
     if sink_logits is not None:
         total = total + delta * torch.exp2(sink_logits.float()[:, None] * LOG2E - lse)
     return total
+
+
+def powers_of_spans(inverse: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inverse spans `[B or 1, Tq]` times what `column_powers` gives for a tile, tile by tile: `[B tiles, 16, ROWS]`.
+
+    All that is rounded has its rest in another row, but for cubes; and one row is of ones.
+    """
+    tiles = pad(inverse, (0, -inverse.shape[1] % ROWS)).view(-1, 1, ROWS)
+    columns = torch.arange(ROWS, device=inverse.device) * (2 / ROWS) - 1
+    values = tiles * columns ** torch.arange(4, device=inverse.device)[:, None]
+    rounded = values.to(dtype)
+    rest, ones = (values - rounded).to(dtype), torch.ones_like(rounded[:, :1])
+    rows = torch.cat((rounded, rest, ones, torch.zeros_like(ones)), dim=1)
+    return rows[:, [0, 1, 2, 6, 3, 8, 5, 4, 1, 2, *[9] * 6]].contiguous()
+
+
+def span_ranges(inverse: Tensor) -> Tensor:
+    """The least and the greatest inverse span of each tile of queries, `[B or 1, tiles, 2]`."""
+    padded = pad(inverse[:, None], (0, -inverse.shape[1] % ROWS), mode="replicate")
+    return torch.stack(padded.view(len(inverse), -1, ROWS).aminmax(dim=-1), dim=-1)
 
 
 def describe_rows(x: Tensor, tokens: int) -> Any:

@@ -23,19 +23,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from phasor.ops.attention.flash_dkdv_kernel import query_segments
 from phasor.ops.attention.flash_hopper_tiles import (
     add_by_tma,
+    add_lines,
     capped_products,
     column_powers,
     far_coefs,
     far_curve,
+    has_curve,
     is_far,
     load_by_tma,
     load_in_pairs,
     load_sums,
     pairs_stride,
     power_of_row,
+    tile_lines,
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
+    LINES,
     LOG,
     LOG2E,
     NO_BIAS,
@@ -51,47 +55,50 @@ from phasor.ops.attention.flash_tiles import (
 
 
 @gluon.jit
-def load_queries(descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments,
-                 NUM_STAGES: gl.constexpr):  # fmt: skip
+def load_queries(descs, tiles, bars, batch, spans_row, query_tiles, first_head, num_heads, stride_qh, stride_doh,
+                 segments, NUM_STAGES: gl.constexpr, HAS_SPANS: gl.constexpr):  # fmt: skip
     """Load queries and what belongs to them, head by head, as soon as both warpgroups are through with those before."""
-    q_desc, do_desc, lse_desc, delta_desc = descs
-    q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
+    q_desc, do_desc, lse_desc, delta_desc, spans_desc, powers_desc = descs
+    q_tiles, do_tiles, lse_tiles, delta_tiles, spans_tiles, powers_tiles = tiles
     low, end, num_tiles = segments[0], segments[1], segments[2]
     head, start = first_head, low
     for t in range(num_tiles):
         stage, row = t % NUM_STAGES, batch * num_heads + head
         bar = bars.index(stage)
         mbarrier.wait(bars.index(NUM_STAGES + stage), (t // NUM_STAGES) & 1 ^ 1)
-        mbarrier.expect(bar, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
+        mbarrier.expect(
+            bar,
+            2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
+            + (spans_desc.block_type.nbytes + powers_desc.block_type.nbytes if HAS_SPANS else 0),
+        )
         load_by_tma(q_desc, [batch, start, head * stride_qh], bar, q_tiles.index(stage))
         load_by_tma(do_desc, [batch, start, head * stride_doh], bar, do_tiles.index(stage))
         load_by_tma(lse_desc, [row, start], bar, lse_tiles.index(stage))
         load_by_tma(delta_desc, [row, start], bar, delta_tiles.index(stage))
+        if HAS_SPANS:
+            load_by_tma(spans_desc, [spans_row, start], bar, spans_tiles.index(stage))
+            load_by_tma(powers_desc, [spans_row * query_tiles + start // 64, 0, 0], bar, powers_tiles.index(stage))
         head += (start == end).to(gl.int32)
         start = gl.where(start == end, low, start + 64)
 
 
 @gluon.jit
-def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
-                  num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
-    """Scores `[keys, queries]` with their bias, and the logsumexp to subtract.
-
-    Where it is ONE_SIDED the part of a query is taken from its logsumexp, for sums already but for that of its tile.
+def biased_scores(products, factor, inverse, bias, offs_m, offs_n, start, head, far_distance, form, uses_one,
+                  num_queries, num_keys, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
+    """Scores `[keys, queries]` with their bias; where it is ONE_SIDED, with that of the first query of the tile: the
+    logsumexp has what others differ by.
     """
     q_pos_ptr, k_pos_ptr, stride_q, stride_k, slopes_ptr, curve_params_ptr = bias[0:6]
     table_ptr, shift, place, min_distance, num_distances, ahead = bias[6:12]
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     if ONE_SIDED and BIAS == SUMS:
         k_pos_ptr += head * stride_k
-        high, low = gl.load(k_pos_ptr + place), gl.load(k_pos_ptr + num_keys + place)
         k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
         q_pos_ptr += head * stride_q + start
-        q_high, q_low = gl.load(q_pos_ptr), gl.load(q_pos_ptr + num_queries)  # from which the logsumexp counts
+        high, low = gl.load(q_pos_ptr), gl.load(q_pos_ptr + num_queries)
         scores = products * factor + (slope * ((high - k_high) + (low - k_low)))[:, None]
-        lse -= slope * ((q_high - high) + (q_low - low))
     elif ONE_SIDED:
-        scores = products * factor + (slope * (offs_n - place).to(gl.float32))[:, None]
-        lse -= (slope * (place - offs_m - shift).to(gl.float32))[None, :]
+        scores = products * factor + (slope * (offs_n - start - shift).to(gl.float32))[:, None]
     elif BIAS == TABLE:
         table_ptr += head * (2 * pairs_stride(num_distances))
         of_tile = gl.load(table_ptr + gl.where(start < ahead, 0, num_distances - 1))
@@ -104,6 +111,15 @@ def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_
             else:
                 distance = (start + shift - offs_n)[:, None] + (offs_m - start)[None, :]
                 scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
+    elif BIAS == LINES:
+        lines_ptr, line, last = table_ptr + head * num_distances, form[1], form[2]
+        if uses_one:
+            own = gl.load(lines_ptr + 2 * line) * log2(1.0 + curve_param * far_distance)
+            scores = products * factor + gl.load(lines_ptr + 2 * line + 1) + own[:, None] * inverse
+        else:
+            distance = far_distance[:, None] + (offs_m - start - 32).to(gl.float32)[None, :]
+            share = log2(1.0 + curve_param * gl.abs(distance)) * inverse
+            scores = add_lines(products * factor, share, lines_ptr, bias[13], line, last)
     else:
         if uses_one:  # the products have the rest of the curve
             a0, _, _, _, _, _ = far_curve(far_distance, curve_param, 1, BIAS)
@@ -111,23 +127,33 @@ def biased_scores(products, factor, lse, bias, offs_m, offs_n, start, head, far_
         else:
             distance = far_distance[:, None] + (offs_m - start - 32).to(gl.float32)[None, :]
             scores = products * factor - slope * curve(distance, curve_param, BIAS)
-    return scores, lse
+    return scores
 
 
 @gluon.jit
-def add_far_curve(products, powers, bias, head, start, first_key, scale, BIAS: gl.constexpr, LAYOUT: gl.constexpr):
+def add_far_curve(products, powers, bias, knots, head, start, first_key, group, scale, BIAS: gl.constexpr,
+                  LAYOUT: gl.constexpr):  # fmt: skip
     """The products of a tile's keys and queries with those that add the curve, where it is a far one; and what these
-    are made of, which has to stay until they are there.
+    are made of, which has to stay until they are there. Then whether it is far, and the first and the last line of it:
+    of lines a far tile has a single one, for the keys of both groups.
     """
     operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    shift = bias[7]
+    shift, num_distances = bias[7], bias[10]
     slope, curve_param = load_slope(bias[4], bias[5], head, BIAS)
-    far = is_far(start + shift - first_key - 63, 64, curve_param, BIAS)
+    line, last = gl.to_tensor(0), gl.to_tensor(0)
+    if BIAS == LINES:
+        least = start + shift - first_key + group * 64 - 127
+        ranges_ptr = bias[12] + start // 64 * 2
+        line, last = tile_lines(knots, curve_param, gl.load(ranges_ptr), gl.load(ranges_ptr + 1), least, least + 190)
+        far = is_far(least, 64, curve_param, BIAS) & (last <= line)
+        slope = -gl.load(bias[6] + head * num_distances + 2 * line)
+    else:
+        far = is_far(start + shift - first_key - 63, 64, curve_param, BIAS)
     middle = start + 32 + shift - first_key - gl.arange(0, 64, gl.SliceLayout(1, operand))
-    own_slope = gl.where(far, slope / (scale * LOG2E), 0.0)
+    own_slope = gl.where(far, -slope / (scale * LOG2E), 0.0)
     distance = gl.maximum(middle, 1).to(gl.float32)
     coefs = far_coefs(distance, own_slope, curve_param, 64, 1, BIAS, powers.dtype, operand)
-    return warpgroup_mma(coefs, powers, products, is_async=True), coefs
+    return warpgroup_mma(coefs, powers, products, is_async=True), coefs, (far, line, last)
 
 
 @gluon.jit
@@ -135,13 +161,14 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
     """From the moments of gradients of scores over the columns of a tile, by row: the sums of the gradients times the
     curve, and times its derivative by the parameter. Distances are those of the middle columns.
     """
+    distance = distance.to(gl.float32)[:, None]
     if BIAS == LINEAR:
         by_slope = gl.where(power == 0, distance, gl.where(power == 1, 32.0, 0.0))
         by_param = by_slope * 0.0
     else:
         a0, a1, a2, a3, u, g = far_curve(distance, curve_param, 32, BIAS)
         by_slope = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
-        if BIAS == LOG:  # of `(distance + 32 x) / (u + 32 curve_param x)`
+        if BIAS != POWER:  # of `(distance + 32 x) / (u + 32 curve_param x)`
             first = 32.0 / (u * u)
             by_param = gl.where(power == 1, first, gl.where(power == 2, -g * first, g * g * first))
             by_param = gl.where(power == 0, distance / u, by_param)
@@ -151,16 +178,62 @@ def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
             d3 = c2 * (curve_param - 2.0) * (1.0 / 3.0) * log + c2 - curve_param * 0.5 + 1.0 / 3.0
             c = gl.where(power == 1, curve_param * log + 1.0, gl.where(power == 2, c2 * log + curve_param - 0.5, d3))
             by_param = gl.where(power == 0, a0 * log, a0 * c * x)
-    used = power < 4  # the last rows of powers are zeros, of which moments are zeros too
+    used = power < 4
     return gl.where(used, moments * by_slope, 0.0), gl.where(used, moments * by_param, 0.0)
+
+
+@gluon.jit
+def row_sums(x, rows: gl.constexpr):
+    """The sums of moments by row, as gradients of scores lie."""
+    return gl.convert_layout(gl.sum(x, 1), rows)
+
+
+@gluon.jit
+def add_to_line(dlines_ptr, line, of_slope, of_offset):
+    """Add sums by row to the gradients of a line."""
+    gl.atomic_add(dlines_ptr + 2 * line, gl.sum(of_slope, 0), sem="relaxed")
+    gl.atomic_add(dlines_ptr + 2 * line + 1, gl.sum(of_offset, 0), sem="relaxed")
+
+
+@gluon.jit
+def line_sums(ds, distance, inverse, rate, lines, line, last):
+    """Add the gradients of the lines of a tile, element by element; those of the rate by key, of spans by query.
+
+    `lines` points to the lines of the head, to their gradients, and to the knots.
+    """
+    lines_ptr, dlines_ptr, knots_ptr = lines
+    log = log2(1.0 + rate * distance)
+    ds_share, slopes = ds * log * inverse, ds * 0.0 + gl.load(lines_ptr + 2 * line)
+    add_to_line(dlines_ptr, line, gl.sum(ds_share, 1), gl.sum(ds, 1))
+    for knot in range(line, last):  # what lies above goes from one line to the next
+        above = log * inverse > gl.load(knots_ptr + knot)
+        bend = gl.load(lines_ptr + 2 * knot + 2) - gl.load(lines_ptr + 2 * knot)
+        slopes += gl.where(above, bend, 0.0)
+        of_slope = gl.sum(gl.sum(gl.where(above, ds_share, 0.0), 1), 0)
+        of_offset = gl.sum(gl.sum(gl.where(above, ds, 0.0), 1), 0)
+        gl.atomic_add(dlines_ptr + 2 * knot, -of_slope, sem="relaxed")
+        gl.atomic_add(dlines_ptr + 2 * knot + 1, -of_offset, sem="relaxed")
+        gl.atomic_add(dlines_ptr + 2 * knot + 2, of_slope, sem="relaxed")
+        gl.atomic_add(dlines_ptr + 2 * knot + 3, of_offset, sem="relaxed")
+    slopes *= ds
+    by_rate = gl.sum(slopes * inverse * distance * gl.exp2(-log), 1)
+    return by_rate, gl.sum(slopes * log, 0) / LOG2E
+
+
+@gluon.jit
+def span_sums(moments, distance, rate, power, BIAS: gl.constexpr):
+    """From the moments of gradients of scores over 128 keys, by query: the sums of the gradients times the curve."""
+    a0, a1, a2, a3, _, _ = far_curve(distance.to(gl.float32)[:, None], rate, -64, BIAS)
+    by_curve = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
+    return gl.sum(gl.where(power < 4, moments * by_curve, 0.0), 1)
 
 
 @gluon.jit
 def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch, first_head,
                first_key_index, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, GROUP: gl.constexpr,
-               HEAD_DIM: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
-               HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr, HAS_TABLE_GRAD: gl.constexpr,
-               HAS_CURVE_GRAD: gl.constexpr, HAS_SUM_GRAD: gl.constexpr):  # fmt: skip
+               HEAD_DIM: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, NUM_KNOTS: gl.constexpr,
+               ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr,
+               HAS_TABLE_GRAD: gl.constexpr, HAS_CURVE_GRAD: gl.constexpr, HAS_SUM_GRAD: gl.constexpr):  # fmt: skip
     """The gradients of one warpgroup's 64 keys, those of number GROUP, and of half the features of all queries."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -169,13 +242,14 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     p_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     HALF: gl.constexpr = HEAD_DIM // 2
     HAS_BIAS_GRAD: gl.constexpr = HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD
-    HAS_CURVE: gl.constexpr = BIAS == LOG or BIAS == POWER  # noqa: SIM109 (Triton knows no `in`)
+    HAS_CURVE: gl.constexpr = has_curve(BIAS)
+    HAS_LINE_GRAD: gl.constexpr = BIAS == LINES and HAS_TABLE_GRAD
     k_tile, v_tile = keys
-    q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
+    q_tiles, do_tiles, lse_tiles, delta_tiles, spans_tiles, powers_tiles = tiles
     keys_ready, ds_ready = bars.index(2 * NUM_STAGES), bars.index(2 * NUM_STAGES + 1)
     low, end, num_tiles, inner, outer, ahead, near = segments
     bounds_ptr, key_mask_ptr = mask
-    dtable_ptr, dcurve_ptr, dk_sums_ptr, powers = sums
+    dtable_ptr, dcurve_ptr, dk_sums_ptr, dspans_ptr, powers, key_powers = sums
     dk_ptr, dv_ptr = out
     curve_params_ptr, shift, min_distance, num_distances = bias[5], bias[7], bias[9], bias[10]
     dtype: gl.constexpr = q_tiles.dtype
@@ -190,25 +264,33 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     zero_s = gl.zeros([64, 64], gl.float32, s_layout)
     zero_dq = gl.zeros([64, HALF], gl.float32, dq_layout)
     zero_moments = gl.zeros([64, 8], gl.float32, moments_layout)
-    m_rows: gl.constexpr = gl.SliceLayout(1, moments_layout)
-    m_columns = gl.arange(0, 8, gl.SliceLayout(0, moments_layout))
-    power = power_of_row(m_columns)[None, :]
-    sums_a, sums_b = zero_moments, zero_moments
-    moment_powers = powers
-    if HAS_BIAS_GRAD:
-        moment_powers = powers.slice(0, 8).permute((1, 0))
-    near_a, near_b = (
-        gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout)),
-        gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout)),
+    m_rows = gl.arange(0, 64, gl.SliceLayout(1, moments_layout))
+    power = power_of_row(gl.arange(0, 8, gl.SliceLayout(0, moments_layout)))[None, :]
+    rows: gl.constexpr = gl.SliceLayout(1, s_layout)
+    sums_a, sums_b, sums_c = (
+        gl.zeros([64], gl.float32, rows),
+        gl.zeros([64], gl.float32, rows),
+        gl.zeros([64], gl.float32, rows),
     )
+    moment_powers = powers
+    if HAS_BIAS_GRAD and BIAS != LINES:
+        moment_powers = powers.slice(0, 8).permute((1, 0))
+    knots, of_line = zero_s, gl.to_tensor(0)
+    if BIAS == LINES:
+        knots = gl.load(bias[13] + gl.arange(0, NUM_KNOTS, gl.BlockedLayout([1], [32], [4], [0])))
     mbarrier.wait(keys_ready, 0)
     mbarrier.wait(bars.index(0), 0, pred=num_tiles > 0)
     q = q_tiles.index(0).reshape([64, HEAD_DIM])
     k = k_tile.index(0).reshape([128, HEAD_DIM]).slice(GROUP * 64, 64)
     products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
     head, start = first_head, low
+    form = (start < 0, of_line, of_line)
     if HAS_CURVE:
-        products, coefs = add_far_curve(products, powers, bias, head, start, first_own, scale, BIAS, s_layout)
+        if BIAS == LINES:
+            powers = powers_tiles.index(0).reshape([16, 64])
+        products, coefs, form = add_far_curve(
+            products, powers, bias, knots, head, start, first_own, GROUP, scale, BIAS, s_layout
+        )
         products, coefs = warpgroup_mma_wait(0, deps=(products, coefs))
     else:
         products = warpgroup_mma_wait(0, deps=(products,))
@@ -221,7 +303,6 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         offs_m = start + columns
         q, do = q_tiles.index(stage).reshape([64, HEAD_DIM]), do_tiles.index(stage).reshape([64, HEAD_DIM])
         dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        lse = lse_tiles.index(stage).load(s_layout)
         values, factor = capped_products(products, scale, softcap, HAS_SOFTCAP)
         is_masked = (start < inner) | (start >= outer)
         uses_one = is_masked == 0  # whether one entry of a table, or a polynomial, serves the tile
@@ -231,13 +312,13 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         elif BIAS == LINEAR:
             uses_one = start < 0
         elif HAS_CURVE:
-            curve_param = gl.load(curve_params_ptr + head)
-            uses_one = is_far(start + shift - first_own - 63, 64, curve_param, BIAS)
+            uses_one = form[0]
         hidden = -1e9 if HAS_SOFTCAP and BIAS == NO_BIAS else float("-inf")  # of a cap, whose derivative is finite
         if BIAS != NO_BIAS:
-            scores, lse = biased_scores(
-                values, factor, lse, bias, offs_m, offs_n, start, head, far_distance, uses_one, num_queries,
-                num_keys, BIAS, ONE_SIDED,
+            inverse = spans_tiles.index(stage).load(s_layout) if BIAS == LINES else factor
+            scores = biased_scores(
+                values, factor, inverse, bias, offs_m, offs_n, start, head, far_distance, form, uses_one,
+                num_queries, num_keys, BIAS, ONE_SIDED,
             )  # fmt: skip
         else:
             scores = values
@@ -249,6 +330,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             scores = gl.where(visible, scores, hidden)
         if HAS_KEY_MASK:
             scores = gl.where(is_real[:, None], scores, hidden)
+        lse = lse_tiles.index(stage).load(s_layout)
         p = gl.exp2(scores * factor - lse) if BIAS == NO_BIAS else gl.exp2(scores - lse)
         p_operand = gl.convert_layout(p.to(dtype), p_layout)
         if HAS_SOFTCAP and BIAS == NO_BIAS:
@@ -265,14 +347,22 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         fence_async_shared()
         mbarrier.arrive(ds_ready, count=1)
         dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
-        moments = zero_moments
-        if HAS_BIAS_GRAD:
+        moments, of_queries = zero_moments, zero_moments
+        if HAS_LINE_GRAD:
+            with_spans = powers_tiles.index(stage).reshape([16, 64]).slice(0, 8).permute((1, 0))
+            moments = warpgroup_mma(ds_operand, with_spans, zero_moments, use_acc=False, is_async=True)
+        elif HAS_BIAS_GRAD:
             moments = warpgroup_mma(ds_operand, moment_powers, zero_moments, use_acc=False, is_async=True)
         mbarrier.wait(ds_ready, t & 1)
+        if HAS_LINE_GRAD and GROUP == 0:
+            of_keys = key_powers.slice(0, 8).permute((1, 0))
+            of_queries = warpgroup_mma(ds_all.permute((1, 0)), of_keys, zero_moments, use_acc=False, is_async=True)
         k_half = k_all.slice(GROUP * HALF, HALF, dim=1)
         dq = warpgroup_mma(ds_all.permute((1, 0)), k_half, zero_dq, use_acc=False, is_async=True)
         if HAS_BIAS_GRAD:
-            dq, dk, ds_operand, moments = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand, moments))
+            dq, dk, ds_operand, moments, of_queries = warpgroup_mma_wait(
+                0, deps=(dq, dk, ds_operand, moments, of_queries)
+            )
         else:
             dq, dk, ds_operand = warpgroup_mma_wait(0, deps=(dq, dk, ds_operand))
         mbarrier.arrive(bars.index(NUM_STAGES + stage), count=1)
@@ -282,17 +372,46 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         products = warpgroup_mma(k, next_q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         is_last = start == end
         next_head, next_start = head + is_last.to(gl.int32), gl.where(is_last, low, start + 64)
+        next_form = form
         if HAS_CURVE:
+            if BIAS == LINES:
+                powers = powers_tiles.index(following).reshape([16, 64])
             known_head = gl.minimum(next_head, num_heads - 1)
-            products, coefs = add_far_curve(
-                products, powers, bias, known_head, next_start, first_own, scale, BIAS, s_layout
+            products, coefs, next_form = add_far_curve(
+                products, powers, bias, knots, known_head, next_start, first_own, GROUP, scale, BIAS, s_layout
             )
         dq_tile = dq_tiles.index(GROUP * 2 + t % 2)
         tma.store_wait(1)
         dq_tile.reshape([64, HALF]).store(dq)
         fence_async_shared()
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
-        if HAS_TABLE_GRAD or (HAS_CURVE_GRAD and not ONE_SIDED):  # noqa: SIM102 (the second is not known to compilers)
+        if HAS_LINE_GRAD:
+            lines = bias[6] + head * num_distances, dtable_ptr + head * num_distances, bias[13]
+            rate, line = gl.load(curve_params_ptr + head), form[1]
+            if uses_one:
+                if line != of_line:
+                    add_to_line(lines[1], of_line, sums_a, sums_b)
+                    sums_a, sums_b = sums_a * 0.0, sums_b * 0.0
+                of_line, slope = line, gl.load(lines[0] + 2 * line)
+                of_a, of_b = curve_sums(moments, start + 32 + shift - first_own - m_rows, rate, power, BIAS)
+                sums_a += row_sums(of_a, rows)
+                sums_b += row_sums(gl.where(power == 4, moments, 0.0), rows)
+                sums_c += row_sums(of_b, rows) * slope
+                if GROUP == 0:
+                    own_queries = start + m_rows
+                    own = span_sums(of_queries, own_queries + shift - first_key_index - 64, rate, power, BIAS)
+                    dspans = dspans_ptr + head * num_queries + own_queries
+                    gl.atomic_add(dspans, own * (slope / LOG2E), mask=own_queries < num_queries, sem="relaxed")
+            else:
+                ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
+                distance = gl.abs(((start + shift - offs_n)[:, None] + columns[None, :]).to(gl.float32))
+                inverse_spans = spans_tiles.index(stage).load(s_layout)
+                by_rate, by_query = line_sums(ds_values, distance, inverse_spans, rate, lines, line, form[2])
+                sums_c += by_rate
+                near_queries = start + whole + columns  # which are not kept for this from the mask on
+                dspans_near = dspans_ptr + head * num_queries + near_queries
+                gl.atomic_add(dspans_near, by_query, mask=near_queries < num_queries, sem="relaxed")
+        elif HAS_TABLE_GRAD or (HAS_CURVE_GRAD and not ONE_SIDED):  # noqa: SIM102 (the second is unknown to compilers)
             if uses_one == 0:  # element by element
                 ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
                 if BIAS == TABLE:
@@ -300,73 +419,75 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     inside = (entries > 0) & (entries < num_distances - 1)  # the first and the last are of many pairs
                     dentries = dtable_ptr + head * num_distances
                     gl.atomic_add(dentries + entries, ds_values, mask=inside, sem="relaxed")
-                    near_a += gl.sum(gl.where(entries == 0, ds_values, 0.0), 1)
-                    near_b += gl.sum(gl.where(entries == num_distances - 1, ds_values, 0.0), 1)
+                    sums_a += gl.sum(gl.where(entries == 0, ds_values, 0.0), 1)
+                    sums_b += gl.sum(gl.where(entries == num_distances - 1, ds_values, 0.0), 1)
                 else:
                     curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
                     # From integers, so that the compiler does not keep those of the scores for it.
                     distance = ((start + shift - offs_n)[:, None] + columns[None, :]).to(gl.float32)
-                    near_a += gl.sum(ds_values * curve(distance, curve_param, BIAS), 1)
-                    near_b += gl.sum(ds_values * curve_derivative(distance, curve_param, BIAS), 1)
+                    sums_a += gl.sum(ds_values * curve(distance, curve_param, BIAS), 1)
+                    sums_b += gl.sum(ds_values * curve_derivative(distance, curve_param, BIAS), 1)
         if HAS_SUM_GRAD:
-            sums_a -= moments
-            if is_last:
-                rows = first_own + gl.arange(0, 64, m_rows)
-                total = gl.sum(gl.where(power == 0, sums_a, 0.0), 1)
-                gl.store(dk_sums_ptr + head * num_keys + rows, total, mask=rows < num_keys)
-                sums_a = zero_moments
-        if HAS_TABLE_GRAD:
-            of_tile = gl.where((power == 0) & uses_one, moments, 0.0)
+            sums_a -= row_sums(gl.where(power == 0, moments, 0.0), rows)
+        elif HAS_TABLE_GRAD and BIAS == TABLE:
+            of_tile = row_sums(gl.where((power == 0) & uses_one, moments, 0.0), rows)
             sums_a += gl.where(start < ahead, of_tile, 0.0)
             sums_b += gl.where(start < ahead, 0.0, of_tile)
-            if is_last:
-                dtable_row = dtable_ptr + head * num_distances
-                total_a, total_b = gl.sum(gl.sum(sums_a, 1), 0), gl.sum(gl.sum(sums_b, 1), 0)
-                gl.atomic_add(dtable_row, total_a + gl.sum(near_a, 0), sem="relaxed")
-                gl.atomic_add(dtable_row + num_distances - 1, total_b + gl.sum(near_b, 0), sem="relaxed")
-                sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
-        if HAS_CURVE_GRAD:
+        elif HAS_CURVE_GRAD and (BIAS != LINEAR or ONE_SIDED):  # noqa: SIM102 (the next is not known to compilers)
             if uses_one or ONE_SIDED:
-                middle = (start + 32 + shift - first_own - gl.arange(0, 64, m_rows)).to(gl.float32)[:, None]
                 curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
-                if BIAS != LINEAR or ONE_SIDED:
-                    of_a, of_b = curve_sums(moments, middle, curve_param, power, BIAS)
-                    sums_a += of_a
-                    sums_b += of_b
+                of_a, of_b = curve_sums(moments, start + 32 + shift - first_own - m_rows, curve_param, power, BIAS)
+                sums_a += row_sums(of_a, rows)
+                sums_b += row_sums(of_b, rows)
+        if HAS_BIAS_GRAD:  # noqa: SIM102 (the next is not known to compilers)
             if is_last:
-                at = dcurve_ptr + (head * gl.num_programs(0) * 2 + gl.program_id(0) * 2 + GROUP) * 2
-                total = gl.sum(gl.sum(sums_a, 1), 0) + gl.sum(near_a, 0)
-                gl.store(at, total / LOG2E if BIAS == LOG else total)
-                gl.store(at + 1, gl.sum(gl.sum(sums_b, 1), 0) + gl.sum(near_b, 0))
-                sums_a, sums_b, near_a, near_b = zero_moments, zero_moments, near_a * 0.0, near_b * 0.0
-        head, start = next_head, next_start
+                part = gl.program_id(0) * 2 + GROUP
+                if HAS_SUM_GRAD:
+                    gl.store(dk_sums_ptr + head * num_keys + offs_n, sums_a, mask=offs_n < num_keys)
+                elif HAS_LINE_GRAD:
+                    add_to_line(dtable_ptr + head * num_distances, of_line, sums_a, sums_b)
+                    gl.store(dcurve_ptr + head * gl.num_programs(0) * 2 + part, gl.sum(sums_c, 0))
+                elif HAS_TABLE_GRAD:
+                    dtable_row = dtable_ptr + head * num_distances
+                    gl.atomic_add(dtable_row, gl.sum(sums_a, 0), sem="relaxed")
+                    gl.atomic_add(dtable_row + num_distances - 1, gl.sum(sums_b, 0), sem="relaxed")
+                else:
+                    dcurve_of_head = dcurve_ptr + (head * gl.num_programs(0) * 2 + part) * 2
+                    by_slope = gl.sum(sums_a, 0)
+                    gl.store(dcurve_of_head, by_slope / LOG2E if BIAS == LOG else by_slope)
+                    gl.store(dcurve_of_head + 1, gl.sum(sums_b, 0))
+                sums_a, sums_b, sums_c = sums_a * 0.0, sums_b * 0.0, sums_c * 0.0
+        head, start, form = next_head, next_start, next_form
         if HAS_CURVE:
             products, coefs = warpgroup_mma_wait(0, deps=(products, coefs))
         else:
             products = warpgroup_mma_wait(0, deps=(products,))
     tma.store_wait(0)
-    rows = first_own + gl.arange(0, 64, gl.SliceLayout(1, d_layout))
+    own_keys = first_own + gl.arange(0, 64, gl.SliceLayout(1, d_layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, d_layout))
-    offsets = rows.to(gl.int64)[:, None] * (num_kv_heads * HEAD_DIM) + offs_d[None, :]
-    gl.store(dk_ptr + offsets, (dk * scale).to(dtype), mask=(rows < num_keys)[:, None])
-    gl.store(dv_ptr + offsets, dv.to(dtype), mask=(rows < num_keys)[:, None])
+    offsets = own_keys.to(gl.int64)[:, None] * (num_kv_heads * HEAD_DIM) + offs_d[None, :]
+    gl.store(dk_ptr + offsets, (dk * scale).to(dtype), mask=(own_keys < num_keys)[:, None])
+    gl.store(dv_ptr + offsets, dv.to(dtype), mask=(own_keys < num_keys)[:, None])
 
 
 @gluon.jit
-def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, dtable_ptr,
-                    dcurve_ptr, dk_sums_ptr, ranges_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr, k_pos_ptr,
-                    shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr,
+def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_desc, spans_desc, powers_desc, dk_ptr,
+                    dv_ptr, dtable_ptr, dcurve_ptr, dk_sums_ptr, dspans_ptr, ranges_ptr, bounds_ptr, key_mask_ptr,
+                    q_pos_ptr, k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, span_ranges_ptr,
+                    knots_ptr,
                     num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                     stride_qh, stride_kh, stride_vh, stride_doh, stride_rangesb, stride_boundsb, stride_qposb,
-                    stride_qposh, stride_kposb, stride_kposh, stride_shiftsb,
-                    HEAD_DIM: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
-                    HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr, HAS_TABLE_GRAD: gl.constexpr,
-                    HAS_CURVE_GRAD: gl.constexpr, HAS_SUM_GRAD: gl.constexpr):  # fmt: skip
+                    stride_qposh, stride_kposb, stride_kposh, stride_shiftsb, stride_spansb,
+                    HEAD_DIM: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, NUM_KNOTS: gl.constexpr,
+                    ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr,
+                    HAS_TABLE_GRAD: gl.constexpr, HAS_CURVE_GRAD: gl.constexpr,
+                    HAS_SUM_GRAD: gl.constexpr):  # fmt: skip
     """Gradients of keys and values, and those of queries, which are added to zeros in float32 and not scaled.
 
     Every program adds its part of the gradient of a bias table, `[B, blocks, H, distances]`, and stores its part of the
     sums that the gradients of slopes and of the parameter of their curve are made of, `[B, H, 2 blocks, 2]`. With
-    HAS_SUM_GRAD the gradients of the sums of keys, `[B, H, Tk]`.
+    HAS_SUM_GRAD the gradients of the sums of keys, `[B, H, Tk]`. Lines have theirs in the places of a table, those of
+    the rate in that of curves as `[B, H, 2 blocks]`, and those of inverse spans are added to zeros, `[B, H, Tq]`.
     """
     BLOCK_N: gl.constexpr = 128
     dtype: gl.constexpr = q_desc.dtype
@@ -407,10 +528,20 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
     if BIAS == SUMS:
         q_pos_ptr += row * stride_qposb
         k_pos_ptr += row * stride_kposb
+    spans_row = gl.where(stride_spansb > 0, batch, 0)
+    query_tiles = gl.cdiv(num_queries, 64)
+    if BIAS == LINES:
+        span_ranges_ptr += spans_row * query_tiles * 2
     bias = (q_pos_ptr, k_pos_ptr, stride_qposh, stride_kposh, slopes_ptr, curve_params_ptr, table_ptr, shift, high_key,
-            min_distance, num_distances, ahead)  # fmt: skip
-    powers = ds_tile
-    if HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD or BIAS == LOG or BIAS == POWER:
+            min_distance, num_distances, ahead, span_ranges_ptr, knots_ptr)  # fmt: skip
+    HAS_SPANS: gl.constexpr = BIAS == LINES
+    powers, key_powers, spans_tiles, powers_tiles = ds_tile, ds_tile, lse_tiles, q_tiles
+    if HAS_SPANS:
+        spans_tiles = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 1, 64], spans_desc.layout)
+        powers_tiles = gl.allocate_shared_memory(dtype, [NUM_STAGES, 1, 16, 64], powers_desc.layout)
+        if HAS_TABLE_GRAD:
+            key_powers = column_powers(BLOCK_N, dtype)
+    elif HAS_TABLE_GRAD or HAS_CURVE_GRAD or HAS_SUM_GRAD or has_curve(BIAS):
         powers = column_powers(64, dtype)
     fence_async_shared()
     if HAS_KEY_MASK:
@@ -419,25 +550,30 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dq_desc, lse_desc, delta_de
         dtable_ptr += (row * gl.num_programs(0) + block_id) * num_heads * num_distances
     if HAS_CURVE_GRAD:
         dcurve_ptr += row * num_heads * gl.num_programs(0) * 4
+    if HAS_SPANS and HAS_TABLE_GRAD:
+        dcurve_ptr += row * num_heads * gl.num_programs(0) * 2
+        dspans_ptr += row * num_heads * num_queries
     if HAS_SUM_GRAD:
         dk_sums_ptr += row * num_heads * num_keys
     dk_ptr += (row * num_keys * num_kv_heads + kv_head) * HEAD_DIM
     dv_ptr += (row * num_keys * num_kv_heads + kv_head) * HEAD_DIM
     keys = k_tile, v_tile
-    tiles, mask = (q_tiles, do_tiles, lse_tiles, delta_tiles), (bounds_ptr + row * stride_boundsb, key_mask_ptr)
-    descs = (q_desc, do_desc, lse_desc, delta_desc)
-    sums, out = (dtable_ptr, dcurve_ptr, dk_sums_ptr, powers), (dk_ptr, dv_ptr)
+    tiles = (q_tiles, do_tiles, lse_tiles, delta_tiles, spans_tiles, powers_tiles)
+    descs = (q_desc, do_desc, lse_desc, delta_desc, spans_desc, powers_desc)
+    mask, out = (bounds_ptr + row * stride_boundsb, key_mask_ptr), (dk_ptr, dv_ptr)
+    sums = (dtable_ptr, dcurve_ptr, dk_sums_ptr, dspans_ptr, powers, key_powers)
     first_head = kv_head * group_size
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize([
         (accumulate, (keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
                       first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, FIRST,
-                      HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
-                      HAS_SUM_GRAD)),
+                      HEAD_DIM, NUM_STAGES, BIAS, NUM_KNOTS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD,
+                      HAS_CURVE_GRAD, HAS_SUM_GRAD)),
         (accumulate, (keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, mask, sums, out, batch,
                       first_head, first, num_queries, num_keys, num_heads, num_kv_heads, scale, softcap, SECOND,
-                      HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD, HAS_CURVE_GRAD,
-                      HAS_SUM_GRAD)),
-        (load_queries, (descs, tiles, bars, batch, first_head, num_heads, stride_qh, stride_doh, segments, NUM_STAGES)),
+                      HEAD_DIM, NUM_STAGES, BIAS, NUM_KNOTS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK, HAS_TABLE_GRAD,
+                      HAS_CURVE_GRAD, HAS_SUM_GRAD)),
+        (load_queries, (descs, tiles, bars, batch, spans_row, query_tiles, first_head, num_heads, stride_qh,
+                        stride_doh, segments, NUM_STAGES, HAS_SPANS)),
     ], [4, 1], [240, 24])  # fmt: skip

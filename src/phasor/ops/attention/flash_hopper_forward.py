@@ -17,28 +17,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from phasor.ops.attention.flash_hopper_tiles import (
+    add_lines,
     barriers,
     capped_products,
     column_powers,
     far_coefs,
     far_curve,
+    has_curve,
     is_far,
     load_by_tma,
     load_in_pairs,
     load_sums,
     pairs_stride,
+    tile_lines,
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
-    LOG,
+    LINES,
     LOG2E,
     NO_BIAS,
-    POWER,
     SUMS,
     TABLE,
     curve,
     key_segments,
     load_slope,
+    log2,
     table_entries,
 )
 
@@ -81,11 +84,12 @@ def key_column(sums_tile, bias, start, offs_n, num_keys, LAYOUT: gl.constexpr, B
 
 
 @gluon.jit
-def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, segments, far, BLOCK_N: gl.constexpr,
+def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, segments, form, BLOCK_N: gl.constexpr,
                   BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
     """Scores with their bias; without what all keys of a query share, where it is ONE_SIDED. Products of far tiles have
     that of a curve already, but for what all keys of a query share.
     """
+    far, line, last, inverse = form
     row_ptr, slope, curve_param, shift, min_distance, num_distances = bias[2:6] + bias[9:11]
     if ONE_SIDED:
         scores = products * factor + column
@@ -102,6 +106,17 @@ def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, 
                 distance = (offs_m + shift)[:, None] - offs_n[None, :]
                 entries = num_distances - 1 - table_entries(distance, min_distance, num_distances)
                 scores += gl.load(row_ptr + entries)
+    elif BIAS == LINES:
+        row = (offs_m + shift - start).to(gl.float32)
+        lines_ptr, knots_ptr = bias[2], bias[12]
+        if far:
+            in_middle = log2(1.0 + curve_param * (row - BLOCK_N // 2)) * inverse
+            own = gl.load(lines_ptr + 2 * line) * in_middle + gl.load(lines_ptr + 2 * line + 1)
+            scores = products * factor + own[:, None]
+        else:
+            distance = row[:, None] - (offs_n - start).to(gl.float32)[None, :]
+            share = log2(1.0 + curve_param * gl.abs(distance)) * inverse[:, None]
+            scores = add_lines(products * factor, share, lines_ptr, knots_ptr, line, last)
     else:
         row = (offs_m + shift - start).to(gl.float32)
         if BIAS != LINEAR and far:
@@ -114,7 +129,7 @@ def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, 
 
 
 @gluon.jit
-def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, far, key_mask_ptr,
+def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, form, key_mask_ptr,
                  num_keys, scale, softcap, BLOCK_N: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr,
                  HAS_SOFTCAP: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """One step of the online softmax: the weights of a tile, the running maximum and sum, and what the sums before it
@@ -123,7 +138,7 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
     scores, factor = capped_products(qk, scale, softcap, HAS_SOFTCAP)
     if BIAS != NO_BIAS:
         scores = biased_scores(
-            scores, factor, column, bias, offs_m, offs_n, first, start, segments, far, BLOCK_N, BIAS, ONE_SIDED
+            scores, factor, column, bias, offs_m, offs_n, first, start, segments, form, BLOCK_N, BIAS, ONE_SIDED
         )
     inner, outer = segments[2], segments[3]
     if start < inner or start >= outer:
@@ -146,30 +161,40 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
 
 
 @gluon.jit
-def tile_products(q, k, powers, zero, bias, first, start, scale, BLOCK_N: gl.constexpr, BIAS: gl.constexpr,
-                  LAYOUT: gl.constexpr):  # fmt: skip
-    """The products of queries and keys, begun; with those that add the curve of a far tile, and whether it is one."""
+def tile_products(q, k, powers, zero, bias, knots, spans, first, start, scale, BLOCK_N: gl.constexpr,
+                  BIAS: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+    """The products of queries and keys, begun; with those that add the curve of a far tile, and what it is.
+
+    That is whether it is far, how many knots of lines lie below all its shares and below some, and inverse spans.
+    """
     slope, curve_param, shift = bias[3], bias[4], bias[5]
+    inverse, operand_inverse, least_inverse, most_inverse = spans
     qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    HAS_CURVE: gl.constexpr = BIAS == LOG or BIAS == POWER  # noqa: SIM109 (Triton knows no `in`)
     operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    far = gl.to_tensor(False)
+    far, line, last = gl.to_tensor(False), gl.to_tensor(0), gl.to_tensor(0)
     coefs = gl.zeros([64, 16], powers.dtype, operand)
-    if HAS_CURVE:
-        far = is_far(first + shift - start - BLOCK_N + 1, BLOCK_N, curve_param, BIAS)
+    if has_curve(BIAS):
+        least = first + shift - start - BLOCK_N + 1
+        far = is_far(least, BLOCK_N, curve_param, BIAS)
+        by_row = gl.full([64, 1], 1.0, gl.float32, operand)
+        if BIAS == LINES:
+            line, last = tile_lines(knots, curve_param, least_inverse, most_inverse, least, least + BLOCK_N + 62)
+            far = far & (last <= line)
+            slope = -gl.load(bias[2] + 2 * line)
+            by_row = operand_inverse[:, None]
         row = first + shift - start - BLOCK_N // 2 + gl.arange(0, 64, gl.SliceLayout(1, operand))
-        own_slope = gl.where(far, slope / (scale * LOG2E), 0.0)
+        slopes = by_row * gl.where(far, -slope / (scale * LOG2E), 0.0)
         distance = gl.maximum(row, 1).to(gl.float32)
-        coefs = far_coefs(distance, own_slope, curve_param, BLOCK_N, 0, BIAS, powers.dtype, operand)
+        coefs = far_coefs(distance, slopes, curve_param, BLOCK_N, 0, BIAS, powers.dtype, operand)
         qk = warpgroup_mma(coefs, powers, qk, is_async=True)
-    return qk, coefs, far
+    return qk, coefs, (far, line, last, inverse)
 
 
 @gluon.jit
 def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
            scale, softcap, sink, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
-           NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-           HAS_SINKS: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
+           NUM_STAGES: gl.constexpr, BIAS: gl.constexpr, NUM_KNOTS: gl.constexpr, ONE_SIDED: gl.constexpr,
+           HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """The outputs of one warpgroup's 64 queries, those of number GROUP."""
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -200,17 +225,27 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         l_i += 1.0
     acc = gl.zeros([64, HEAD_DIM], gl.float32, out_layout)
     zero = gl.zeros([64, BLOCK_N], gl.float32, qk_layout)
+    spans = (l_i, l_i, l_i, l_i)
+    knots = l_i
+    if BIAS == LINES:
+        own_spans = bias[11] + gl.minimum(offs_m, num_queries - 1)
+        inverse = gl.load(own_spans)
+        operand: gl.constexpr = gl.SliceLayout(1, gl.DotOperandLayout(0, qk_layout, 2))
+        spans = (inverse, gl.convert_layout(inverse, operand), gl.min(inverse, 0), gl.max(inverse, 0))
+        knots = gl.load(bias[12] + gl.arange(0, NUM_KNOTS, gl.BlockedLayout([1], [32], [4], [0])))
     q = q_tile.slice(GROUP * 64, 64)
     mbarrier.wait(q_ready.index(0), 0)
     mbarrier.wait(k_ready.index(0), 0)
     offs_n = last + columns
     column = key_column(sums_tiles.index(0), bias, last, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
     k = k_tiles.index(0).reshape([BLOCK_N, HEAD_DIM])
-    qk, coefs, far = tile_products(q, k, powers, zero, bias, first, last, scale, BLOCK_N, BIAS, qk_layout)
+    qk, coefs, form = tile_products(
+        q, k, powers, zero, bias, knots, spans, first, last, scale, BLOCK_N, BIAS, qk_layout
+    )
     qk, coefs = warpgroup_mma_wait(0, deps=(qk, coefs))
     mbarrier.arrive(k_read.index(0), count=1)
     p, m_i, l_i, _ = tile_weights(
-        qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, last, segments, far, key_mask_ptr, num_keys, scale,
+        qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, last, segments, form, key_mask_ptr, num_keys, scale,
         softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
     )  # fmt: skip
     p = gl.convert_layout(p.to(v_tiles.dtype), p_layout)
@@ -220,7 +255,9 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         start = last - t * BLOCK_N
         offs_n = start + columns
         k = k_tiles.index(stage).reshape([BLOCK_N, HEAD_DIM])
-        qk, coefs, far = tile_products(q, k, powers, zero, bias, first, start, scale, BLOCK_N, BIAS, qk_layout)
+        qk, coefs, form = tile_products(
+            q, k, powers, zero, bias, knots, spans, first, start, scale, BLOCK_N, BIAS, qk_layout
+        )
         mbarrier.wait(v_ready.index(before), ((t - 1) // NUM_STAGES) & 1)
         v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
         acc = warpgroup_mma(p, v, acc, is_async=True)
@@ -228,7 +265,7 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         qk, coefs = warpgroup_mma_wait(1, deps=(qk, coefs))
         mbarrier.arrive(k_read.index(stage), count=1)
         p_next, m_i, l_i, alpha = tile_weights(
-            qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, far, key_mask_ptr, num_keys,
+            qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, start, segments, form, key_mask_ptr, num_keys,
             scale, softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
         )  # fmt: skip
         p_next = gl.convert_layout(p_next.to(v_tiles.dtype), p_layout)
@@ -255,13 +292,14 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
 
 @gluon.jit
 def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_ptr, key_mask_ptr, q_pos_ptr,
-                   k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, sink_logits_ptr,
+                   k_pos_ptr, shifts_ptr, slopes_ptr, curve_params_ptr, table_ptr, spans_ptr, knots_ptr,
+                   sink_logits_ptr,
                    num_queries, num_keys, num_heads, group_size, min_distance, num_distances, scale, softcap,
                    stride_qh, stride_kh, stride_vh, stride_boundsb, stride_qposb, stride_qposh, stride_kposb,
-                   stride_kposh, stride_shiftsb,
+                   stride_kposh, stride_shiftsb, stride_spansb,
                    HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr, BIAS: gl.constexpr,
-                   ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
-                   HAS_KEY_MASK: gl.constexpr):  # fmt: skip
+                   NUM_KNOTS: gl.constexpr, ONE_SIDED: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+                   HAS_SINKS: gl.constexpr, HAS_KEY_MASK: gl.constexpr):  # fmt: skip
     """Outputs `[B, Tq, H, D]`, and the logsumexp of the scores to base 2, `[B, H, Tq]`.
 
     A table begins with the entry of the greatest distance, so that entries follow each other as keys do.
@@ -281,7 +319,7 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     if HAS_SUMS:
         sums_tiles = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 1, BLOCK_N], sums_desc.layout)
     powers = v_tiles
-    if BIAS == LOG or BIAS == POWER:  # noqa: SIM109 (Triton knows no `in`)
+    if has_curve(BIAS):
         powers = column_powers(BLOCK_N, dtype)
     opened = (
         barriers(1, 1),
@@ -311,6 +349,9 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     if BIAS == TABLE:
         table_ptr += head * (2 * pairs_stride(num_distances))
         behind_bias, ahead_bias = gl.load(table_ptr), gl.load(table_ptr + num_distances - 1)
+    if BIAS == LINES:
+        table_ptr += head * num_distances
+        spans_ptr += row * stride_spansb
     segments = last, num_tiles, inner, outer, near, ahead, behind_bias, ahead_bias
     slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
     high, low_part = gl.to_tensor(0.0), gl.to_tensor(0.0)
@@ -320,7 +361,7 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
         high, low_part = gl.load(q_pos_ptr + first), gl.load(q_pos_ptr + num_queries + first)
     slope, curve_param = gl.to_tensor(slope), gl.to_tensor(curve_param)
     bias = (q_pos_ptr, k_pos_ptr, table_ptr, slope, curve_param, shift, first, high, low_part, min_distance,
-            num_distances)  # fmt: skip
+            num_distances, spans_ptr, knots_ptr)  # fmt: skip
     if HAS_KEY_MASK:
         key_mask_ptr += row * num_keys
     sink = gl.to_tensor(0.0)
@@ -335,11 +376,11 @@ def forward_kernel(q_desc, k_desc, v_desc, sums_desc, out_ptr, lse_ptr, bounds_p
     SECOND: gl.constexpr = 1
     gl.warp_specialize([
         (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
-                  scale, softcap, sink, FIRST, BLOCK_N, HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
-                  HAS_KEY_MASK)),
+                  scale, softcap, sink, FIRST, BLOCK_N, HEAD_DIM, NUM_STAGES, BIAS, NUM_KNOTS, ONE_SIDED, HAS_SOFTCAP,
+                  HAS_SINKS, HAS_KEY_MASK)),
         (attend, (q, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first, num_queries, num_keys, num_heads,
-                  scale, softcap, sink, SECOND, BLOCK_N, HEAD_DIM, NUM_STAGES, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_SINKS,
-                  HAS_KEY_MASK)),
+                  scale, softcap, sink, SECOND, BLOCK_N, HEAD_DIM, NUM_STAGES, BIAS, NUM_KNOTS, ONE_SIDED, HAS_SOFTCAP,
+                  HAS_SINKS, HAS_KEY_MASK)),
         (load_keys, (descs, tiles, opened, batch, kv_head, sums_row, stride_kh, stride_vh, segments, BLOCK_N,
                      NUM_STAGES, HAS_SUMS)),
     ], [4, 1], [240, 24])  # fmt: skip

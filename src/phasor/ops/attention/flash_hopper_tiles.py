@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from phasor.ops.attention.flash_tiles import LOG, LOG2E, fast_tanh, log2
+from phasor.ops.attention.flash_tiles import LINES, LOG, LOG2E, POWER, fast_tanh, log2
 
 if hasattr(tma, "async_load"):  # since Triton 3.8
     load_by_tma, add_by_tma = tma.async_load, tma.async_atomic_add
@@ -73,6 +73,12 @@ def capped_products(qk, scale, softcap, HAS_SOFTCAP: gl.constexpr):
         return qk, scale * LOG2E
 
 
+@gluon.constexpr_function
+def has_curve(bias):
+    """Whether a bias is a curve of the distance: a logarithm, a power, or lines of a logarithm."""
+    return bias in (LINES, LOG, POWER)
+
+
 @gluon.jit
 def is_far(least, WIDTH: gl.constexpr, curve_param, BIAS: gl.constexpr):
     """Whether a curve of distances that are at least so large is, over WIDTH of them, a polynomial of degree 3.
@@ -80,62 +86,82 @@ def is_far(least, WIDTH: gl.constexpr, curve_param, BIAS: gl.constexpr):
     The variable is at most 1 / 16, where the next term of a logarithm is below 6e-6.
     """
     middle = (least + WIDTH // 2).to(gl.float32)
-    if BIAS == LOG:
-        return (least > 0) & (1.0 + curve_param * middle >= 8 * WIDTH * curve_param)
-    else:
+    if BIAS == POWER:
         return (least > 0) & (middle >= 8 * WIDTH)
+    else:
+        return (least > 0) & (1.0 + curve_param * middle >= 8 * WIDTH * curve_param)
 
 
 @gluon.jit
 def far_curve(distance, curve_param, UNIT: gl.constexpr, BIAS: gl.constexpr):
     """The curve at a distance `d + UNIT x` as `a0 + a1 x + a2 x^2 + a3 x^3`; then u and g, the inverse scale of x."""
-    if BIAS == LOG:
-        u = 1.0 + curve_param * distance
-        g = UNIT * curve_param / u
-        a0 = log2(u)
-        a1, c2, c3 = LOG2E * g, -0.5 * LOG2E, LOG2E / 3.0
-    else:
+    if BIAS == POWER:
         u = distance
         g = UNIT / distance
         a0 = gl.exp2(curve_param * log2(distance))
         a1 = curve_param * a0 * g
         c2 = curve_param * (curve_param - 1.0) * 0.5 * a0
         c3 = c2 * (curve_param - 2.0) * (1.0 / 3.0)
+    else:
+        u = 1.0 + curve_param * distance
+        g = UNIT * curve_param / u
+        a0 = log2(u)
+        a1, c2, c3 = LOG2E * g, -0.5 * LOG2E, LOG2E / 3.0
     square = g * g
     return a0, a1, c2 * square, c3 * (square * g), u, g
+
+
+@gluon.jit
+def tile_lines(knots, rate, least_inverse, most_inverse, first_distance, last_distance):
+    """How many knots lie below all shares of a tile with distances from first to last, and how many below some."""
+    near = gl.maximum(gl.maximum(first_distance, -last_distance), 0).to(gl.float32)
+    far = gl.maximum(last_distance, -first_distance).to(gl.float32)
+    low, high = log2(1.0 + rate * near) * least_inverse, log2(1.0 + rate * far) * most_inverse
+    return gl.sum((knots <= low).to(gl.int32), 0), gl.sum((knots < high).to(gl.int32), 0)
+
+
+@gluon.jit
+def add_lines(scores, share, lines_ptr, knots_ptr, line, last):
+    """Scores with their bias, where all shares lie above the knots before `line`, and below those from `last` on."""
+    scores += gl.load(lines_ptr + 2 * line) * share + gl.load(lines_ptr + 2 * line + 1)
+    for knot in range(line, last):
+        bend = gl.load(lines_ptr + 2 * knot + 2) - gl.load(lines_ptr + 2 * knot)
+        scores += bend * gl.maximum(share - gl.load(knots_ptr + knot), 0.0)
+    return scores
 
 
 @gluon.jit
 def column_powers(WIDTH: gl.constexpr, dtype: gl.constexpr):
     """The columns of a tile, counted from its middle in halves of its width, to the powers 0 to 3: `[16, WIDTH]`.
 
-    Squares and cubes are two rows, a number and the rest that it rounds away. Rows 8 and 9 are the columns and their
-    squares again, for the rests of `far_coefs`; all others are zeros.
+    Squares are two rows, a number and the rest that it rounds away, as all but cubes may be in `powers_of_spans`. Row 5
+    is of ones. Rows 8 and 9 are the columns and their squares again, for the rests of `far_coefs`.
     """
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
     x = (gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] - WIDTH // 2).to(gl.float32) * (2.0 / WIDTH)
     power = power_of_row(row)
     value = gl.where(power == 0, 1.0, x) * gl.where(power > 1, x, 1.0) * gl.where(power > 2, x, 1.0)
-    value = gl.where(power > 3, 0.0, value)
+    value = gl.where(power > 3, (row == 5).to(gl.float32), value)
     rounded = value.to(dtype)
     rest = (value - rounded.to(gl.float32)).to(dtype)
     tile = gl.allocate_shared_memory(dtype, [16, WIDTH], gl.NVMMASharedLayout.get_default_for([16, WIDTH], dtype))
-    tile.store(gl.where((row == 3) | (row == 5), rest, rounded))
+    tile.store(gl.where((row == 3) | (row == 6) | (row == 7), rest, rounded))
     return tile
 
 
 @gluon.jit
 def power_of_row(row):
-    """Which power the rows of `column_powers` are; 4 for those that are zeros."""
-    return gl.where(row < 2, row, gl.where(row < 6, row // 2 + 1, gl.where((row == 8) | (row == 9), row - 7, 4)))
+    """Which power the rows of `column_powers` are; 4 for the one of ones, and for those of zeros."""
+    power = gl.where(row < 3, row, gl.where(row < 6, row - 1, gl.where(row < 8, 7 - row, row - 7)))
+    return gl.where(row < 10, power, 4)
 
 
 @gluon.jit
 def far_coefs(distance, slope, curve_param, WIDTH: gl.constexpr, Q_DIM: gl.constexpr, BIAS: gl.constexpr,
               dtype: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """What `column_powers` are multiplied with to be minus slope times the curve, but for its value in the middle
-    column, where distances are those given by row: `[rows, 16]`.
+    """What `column_powers` are multiplied with to be the curve times slopes, which may be by row, but for its value in
+    the middle column, where distances are those given by row: `[rows, 16]`.
 
     They grow along columns where queries are along dimension 1.
     """
@@ -143,7 +169,7 @@ def far_coefs(distance, slope, curve_param, WIDTH: gl.constexpr, Q_DIM: gl.const
     UNIT: gl.constexpr = WIDTH // 2 if Q_DIM == 1 else -WIDTH // 2
     _, a1, a2, a3, _, _ = far_curve(distance, curve_param, UNIT, BIAS)
     power = power_of_row(row)
-    value = gl.where(power == 1, a1[:, None], gl.where(power == 2, a2[:, None], a3[:, None])) * -slope
-    value = gl.where(power == 0, 0.0, value)
+    value = gl.where(power == 1, a1[:, None], gl.where(power == 2, a2[:, None], a3[:, None])) * slope
+    value = gl.where((power == 0) | (power == 4), 0.0, value)
     rounded = value.to(dtype)
     return gl.where(row < 8, rounded, (value - rounded.to(gl.float32)).to(dtype))
