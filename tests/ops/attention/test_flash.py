@@ -27,12 +27,14 @@ from phasor.ops.attention import (
     attention_ref,
     dense_mask,
     flash,
+    flash_products,
     intervals,
 )
 from phasor.ops.attention.flash_args import FlashArgs
 
 tiles = pytest.importorskip("phasor.ops.attention.flash_tiles")
 flash_launch = pytest.importorskip("phasor.ops.attention.flash_launch")
+flash_products_launch = pytest.importorskip("phasor.ops.attention.flash_products_launch")
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +165,8 @@ def fire_weights(heads, dtype):
     return [x.to(dtype).requires_grad_() for x in (up, up_bias, *others)]
 
 
-PRODUCTS = {"shaw": (6, 7), "relative_key": (6,)}  # the seeds of tables for keys and for values
+# The seeds of tables for keys and for values, or for queries and for keys.
+PRODUCTS = {"shaw": (6, 7), "relative_key": (6,), "both": (6, 7), "buckets": (7,), "every distance": (6,)}
 CURVES = {"slopes": ["slopes"], "log": ["slopes", "rates"], "power": ["slopes", "powers"]}
 
 
@@ -202,6 +205,15 @@ def compare(
             curve = [normal(11, heads[1], width, seed=s).to(dtype).requires_grad_() for s in PRODUCTS[bias]]
             by_distance = DistanceRows(*positions, reach=5)
             given = ProductBias(own[0], own[1], by_distance, 0.3, query_table=curve[0])
+            if bias in ("buckets", "both"):
+                buckets = torch.tensor([-5, -3, -1, 0, 1, 2, 5, 7, 11, 12])
+                by_distance = DistanceRows(*positions, reach=12, bounds=buckets, least=-6)
+                given = ProductBias(own[0], own[1], by_distance, 0.3, curve[0] if bias == "both" else None, curve[-1])
+                options["counted"] = True
+            if bias == "every distance":
+                own_rows = DistanceRows(*positions, reach=keys - 1)
+                curve = [normal(2 * keys - 1, heads[0], width, seed=6).to(dtype).requires_grad_()]
+                given, options["counted"] = ProductBias(own[0], own[1], own_rows, 0.3, curve[0]), True
             if bias == "shaw":
                 options |= {"relative_values": RelativeValues(by_distance, curve[1]), "counted": True}
         elif bias == "fire":
@@ -234,6 +246,40 @@ def compare(
         found.append([y, *grads])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
+
+
+PRODUCT_RULES = ("causal", "everything", "window-both-ways", "window-and-sinks")
+PADDED_RULES = ("causal-padding", "attention_mask", "documents-padding", "prefix-and-window", "sinks-documents")
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("rule", [*PRODUCT_RULES, *PADDED_RULES])
+@pytest.mark.parametrize("bias", ["both", "buckets", "every distance"])
+def test_kernel_with_products_by_distance(rule, bias, monkeypatch):
+    """Of queries, of keys, with one row for several distances, and with more distances than a table of others has."""
+    monkeypatch.setattr(flash, "MAX_DISTANCES", 11)
+    mask = cut(rule) if rule in PADDED_RULES else Mask(**RULES[rule].fields)
+    positions = None if mask.order is None else (mask.order, mask.order)
+    compare(mask, queries=37 if rule in PADDED_RULES else 66, bias=bias, positions=positions, sinks=bias == "both")
+
+
+@pytest.mark.parametrize(("mask", "bias"), [(Mask(causal=True), "every distance"), (Mask(window=30), "both")])
+def test_kernel_with_products_for_some_queries_at_a_time(mask, bias, monkeypatch):
+    monkeypatch.setattr(flash, "MAX_DISTANCES", 11)
+    monkeypatch.setattr(flash_products_launch, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(flash_products_launch, "PART", 32)
+    compare(mask, queries=41, bias=bias, rows=1, heads=(2, 1))
+
+
+def test_operation_with_products_passes_opcheck():
+    q, table = normal(1, 9, 2, 16, dtype=torch.float32, seed=1), normal(17, 2, 16, dtype=torch.float32, seed=2)
+    q, table = q.requires_grad_(), table.requires_grad_()
+    positions = torch.arange(9)[None]
+    near = DistanceRows(positions, positions, reach=8)
+    score_mod = ScoreMod(scale=0.3, bias=ProductBias(q, q, near, 0.3, table, table), counted=True)
+    args = flash_products.product_args(q, q, q, Mask(causal=True), score_mod, score_mod.bias)
+    every = "test_schema", "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(flash_products.product_attention.op, tuple(args), test_utils=every)
 
 
 def cut(name, tokens=37, rows=2):
@@ -388,7 +434,7 @@ def test_kernel_with_other_queries_and_keys_for_some_distances(rule, options, sp
         torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
 
 
-@pytest.mark.parametrize("bias", ["behind", "fire", "shaw"])
+@pytest.mark.parametrize("bias", ["behind", "fire", "shaw", "both"])
 def test_kernel_of_a_chunk_after_a_cache(bias):
     compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias=bias, rows=1)
 
@@ -536,12 +582,13 @@ def test_why_not_gives_the_reason():
     q = torch.zeros(1, 5, 2, 16)
     mask, plain = Mask(causal=True, window=2), ScoreMod(scale=1.0)
     near, wide = DistanceRows(torch.arange(5)[None], torch.arange(5)[None], reach=600), torch.zeros(1201, 1, 16)
+    learned, capped = wide.clone().requires_grad_(), SinkQueries(q, None)
     assert flash.flash_unsupported_reason(q.cpu(), q, q, mask, plain) == "the tensors are not on a GPU"
     cases = {
         "dropped": ((q, q, q), ScoreMod(scale=1.0, dropout=0.1)),
         "DistanceBias": ((q, q, q), ScoreMod(scale=1.0, bias=lambda a, b: a)),
-        "of keys": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, None, wide))),
-        "1,026 distances": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, wide))),
+        "stored by distance": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, None, learned))),
+        "capped": ((q, q, q), ScoreMod(scale=1.0, bias=ProductBias(q, q, near, 1.0, wide), sink_queries=capped)),
         "repeat": ((q, q, q), ScoreMod(scale=1.0, relative_values=RelativeValues(near, wide))),
         "backward": ((q, q, q), ScoreMod(scale=1.0, sink_queries=SinkQueries(q.clone().requires_grad_(), None))),
         "float64": ((q.double(),) * 3, plain),
@@ -585,11 +632,17 @@ def test_operation_passes_opcheck_and_compiles():
 
 
 SIZES = {"vocab_size": 31, "dim": 32, "num_layers": 2, "num_heads": 2, "head_dim": 16}
+DEBERTA = {"kind": "disentangled", "position_buckets": 6, "max_relative_positions": 9}
 MODELS = {
     "t5": {"shape": "encoder-decoder", "position": "t5"},
     "bloom": {"position": "alibi"},
     "shaw": {"position": {"kind": "shaw", "max_distance": 4}, "num_kv_heads": 1},
     "shaw encoder": {"position": {"kind": "shaw", "max_distance": 3}, "shape": "encoder", "head": "lm"},
+    "transformer-xl": {"position": "transformerxl", "num_kv_heads": 1},
+    "xlnet": {"position": "transformerxl", "shape": "encoder", "head": "lm"},
+    "deberta": {"position": {**DEBERTA, "share_att_key": True}, "shape": "encoder", "head": "lm"},
+    "disentangled": {"position": {**DEBERTA, "pos_att_type": ("p2c",)}, "num_kv_heads": 1},
+    "shaw of keys": {"position": {"kind": "shaw", "max_distance": 4, "values": False, "key_products": True}},
     "fire": {"position": {"kind": "fire", "threshold": 6.0}},
     "forget gates": {"position": "forget", "num_kv_heads": 1},
     "Self-Extend": {"position": {"kind": "selfextend", "window": 4, "group": 3}, "num_kv_heads": 1},

@@ -73,6 +73,15 @@ class TokenBias:
         """The same bias with the tensors `[B, T, ...]` of queries and of keys rearranged."""
         raise NotImplementedError(f"{type(self).__name__} does not implement map")
 
+    @property
+    def by_distance(self) -> bool:
+        """Whether the bias is of products with vectors of the distance, which kernels take: `as_products`."""
+        return False
+
+    def as_products(self, k: Tensor) -> TokenBias:
+        """The same as a `ProductBias`, given keys `[B, Tk, K, D]`, where it is `by_distance`."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement as_products")
+
     def block(
         self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
     ) -> Tensor:

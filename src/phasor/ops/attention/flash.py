@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from phasor.ops import dispatch
-from phasor.ops.attention import intervals
-from phasor.ops.attention.bias import DistanceBias, SumBias
+from phasor.ops.attention import flash_products, intervals
+from phasor.ops.attention.bias import DistanceBias, SumBias, TokenBias
 from phasor.ops.attention.combine import combine
 from phasor.ops.attention.fire_bias import FIREBias
 from phasor.ops.attention.flash_args import FlashArgs, output_dtype
@@ -44,12 +44,13 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
             return "the distance to sink tokens is capped, for which the kernel has no backward pass"
         if mask.prefix_length is not None or mask.window is None:
             return "the distance to sink tokens is capped, and they are not all of the keys outside of a window"
-    if score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias | SumBias | FIREBias | ProductBias):
-        return "the bias is neither a DistanceBias, nor a SumBias, nor a FIREBias, nor a ProductBias"
-    if isinstance(score_mod.bias, ProductBias):
-        reason = products_why_not(score_mod.bias, score_mod)
-        if reason is not None:
-            return reason
+    if isinstance(score_mod.bias, TokenBias) and score_mod.bias.by_distance:
+        if not few_rows(score_mod.bias, score_mod):
+            reason = flash_products.products_why_not(score_mod.bias, q, mask, score_mod)
+            if reason is not None:
+                return reason
+    elif score_mod.bias is not None and not isinstance(score_mod.bias, DistanceBias | SumBias | FIREBias):
+        return "the bias is neither a DistanceBias, nor a SumBias, nor a FIREBias, nor products by distance"
     if isinstance(score_mod.bias, FIREBias):
         if score_mod.sink_queries is not None:
             return "the distance to sink tokens is capped, and the bias depends on more than the distance"
@@ -60,17 +61,13 @@ def flash_unsupported_reason(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_
     return unsupported_heads(q, k, v)
 
 
-def products_why_not(bias: ProductBias, score_mod: ScoreMod) -> str | None:
-    """Why the kernel does not take products with vectors of the distance; None where it does."""
-    if bias.query_table is None or bias.key_table is not None or bias.rows.bounds is not None:
-        return "products with vectors of the distance are of keys, or distances share rows"
-    if len(bias.query_table) > MAX_DISTANCES:
-        return f"a query has products for more than {MAX_DISTANCES:,} distances"
-    if score_mod.sink_queries is not None:
-        return "the distance to sink tokens is capped, and the bias is of other queries"
-    if must_be_deterministic() and needs_grad(*bias.learned) and not score_mod.counted:
-        return "positions may repeat, gradients by position are summed in any order, and that must be deterministic"
-    return None
+def few_rows(bias: TokenBias, score_mod: ScoreMod) -> bool:
+    """Whether the kernels of other tables take products: of queries alone, with vectors of few distances."""
+    if not isinstance(bias, ProductBias) or bias.query_table is None or bias.key_table is not None:
+        return False
+    if bias.rows.bounds is not None or len(bias.query_table) > MAX_DISTANCES or score_mod.sink_queries is not None:
+        return False
+    return score_mod.counted or not (must_be_deterministic() and needs_grad(*bias.learned))
 
 
 def unsupported_heads(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -87,6 +84,9 @@ def unsupported_heads(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: ScoreMod) -> Tensor:
     """Queries `[B, Tq, H, D]` over keys and values `[B, Tk, K, D]`, as `[B, Tq, H, D]`."""
     q, k, v = (x.to(compute_dtype(x)) for x in (q, k, v))
+    bias = score_mod.bias
+    if isinstance(bias, TokenBias) and bias.by_distance and not few_rows(bias, score_mod):
+        return flash_products.attend_with_products(q, k, v, mask, score_mod, bias)
     sinks, bounds = score_mod.sink_queries, mask.prepared.bounds
     args = FlashArgs(
         q=q,

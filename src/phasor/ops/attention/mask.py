@@ -128,6 +128,19 @@ class Mask:
             unordered and not self.causal and self.key_mask is not None and (self.window is None or self.window >= keys)
         )
 
+    def visible_distances(self, queries: int, keys: int) -> tuple[int, int]:
+        """The least and the greatest distance that there may be to a key that is seen, where positions count tokens.
+
+        >>> Mask(causal=True).visible_distances(5, 5), Mask(window=3).visible_distances(5, 5)
+        ((0, 4), (-2, 2))
+        """
+        least, most = 1 - keys, (keys if self.aligned else queries) - 1
+        if self.aligned and self.prefix_length is None:
+            least = 0 if self.causal else least
+            if self.window is not None and not self.sink_tokens:
+                least, most = max(least, 1 - self.window), min(most, self.window - 1)
+        return least, most
+
     def key_ranges(self, start: int, stop: int, keys: int) -> list[tuple[int, int]]:
         """Ranges of keys that hold everything the queries `start` to `stop` may see."""
         ranges = self._mask_ranges(start, stop, keys)

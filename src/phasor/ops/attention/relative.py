@@ -24,7 +24,7 @@ class DistanceRows:
 
     `queries` and `keys` are positions, `[B, Tq]` and `[B, Tk]` or `[1, ...]`. The rows count the distances, clipped to
     `reach` on either side, or to `least` on the side of keys ahead; or `bounds`, `[rows - 1]`, lists the smallest
-    distance of every row but the first.
+    distance of every row but the first, and from `least` to `reach` are all that differ in their row.
 
     >>> rows = DistanceRows(torch.tensor([[2, 3]]), torch.tensor([[0, 2, 3, 9]]), reach=1)
     >>> rows.block(torch.tensor([0, 1]), torch.arange(4)).tolist()
@@ -39,7 +39,7 @@ class DistanceRows:
 
     @property
     def first(self) -> int:
-        """The distance of the first row, where rows count the distances."""
+        """The greatest distance of the first row."""
         return -self.reach if self.least is None else self.least
 
     def map(self, batch: int, of_queries: Rearrange, of_keys: Rearrange) -> DistanceRows:
@@ -82,6 +82,25 @@ class ProductBias(TokenBias):
     def map(self, of_queries: Rearrange, of_keys: Rearrange) -> ProductBias:
         rows = self.rows.map(len(self.q), of_queries, of_keys)
         return replace(self, q=of_queries(self.q), k=of_keys(self.k), rows=rows)
+
+    def tables(self, first: int, last: int) -> tuple[Tensor | None, Tensor | None]:
+        """Both tables with a row for each distance from `first` to `last`, which are none beyond the ends of rows."""
+
+        def of_distances(table: Tensor | None) -> Tensor | None:
+            if table is None or self.rows.bounds is None:
+                return None if table is None else table[first - self.rows.first : last - self.rows.first + 1]
+            distances = torch.arange(first, last + 1, device=table.device)
+            index = torch.bucketize(distances, self.rows.bounds, right=True)
+            return embedding(index, table.flatten(1)).unflatten(-1, table.shape[1:])
+
+        return of_distances(self.query_table), of_distances(self.key_table)
+
+    @property
+    def by_distance(self) -> bool:
+        return True
+
+    def as_products(self, k: Tensor) -> ProductBias:
+        return self
 
     def block(
         self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None

@@ -91,7 +91,8 @@ class Disentangled(Position, config=DisentangledConfig):
         assert queries is not None
         assert keys is not None
         scale = score_mod.scale * (1 + len(self.config.pos_att_type)) ** -0.5
-        rows = DistanceRows(queries, keys, bounds=constant(self.bounds, q.device, torch.int64))
+        bounds = constant(self.bounds, q.device, torch.int64)
+        rows = DistanceRows(queries, keys, reach=self.bounds[-1], bounds=bounds, least=self.bounds[0] - 1)
         tables = (None if table is None else table.to(q.dtype) for table in prepared)
         return q, k, replace(score_mod, scale=scale, bias=ProductBias(q, k, rows, scale, *tables))
 

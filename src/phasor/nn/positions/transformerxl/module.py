@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from phasor.config import ModelConfig
 from phasor.config.model import Side
@@ -18,8 +19,9 @@ from phasor.nn.positions.phase import cos_sin_of, increments
 from phasor.nn.positions.sums import no_autocast
 from phasor.nn.positions.transformerxl.config import TransformerXLConfig
 from phasor.nn.sequence import KeyInfo, SequenceInfo
-from phasor.ops.attention import Mask, ScoreMod, TokenBias
+from phasor.ops.attention import DistanceRows, Mask, ProductBias, ScoreMod, TokenBias
 from phasor.ops.constants import constant
+from phasor.ops.dispatch import compute_dtype, triton_why_not
 
 CosSin = tuple[Tensor, Tensor]  # of positions, [B or 1, T, pairs]
 
@@ -29,7 +31,9 @@ class SinusoidBias(TokenBias):
     """Queries `[B, Tq, H, D]` times `weight [H, D, 2 F]` times sines and cosines of the distance, times `scale`.
 
     A sine or cosine of a difference is a product of those of both angles. So the queries of a block are projected and
-    turned by their positions, and multiplied with the codes of the keys, cosines and sines `[B or 1, T, F]`.
+    turned by their positions, and multiplied with the codes of the keys, cosines and sines `[B or 1, T, F]`. Where
+    positions count tokens, `rows` may list all distances, whose sines and cosines are `row_codes`, `[distances, 2 F]`:
+    kernels take their projections.
     """
 
     q: Tensor
@@ -37,6 +41,18 @@ class SinusoidBias(TokenBias):
     query_codes: CosSin
     key_codes: CosSin
     scale: float
+    rows: DistanceRows | None = None
+    row_codes: Tensor | None = None
+
+    @property
+    def by_distance(self) -> bool:
+        return self.rows is not None
+
+    def as_products(self, k: Tensor) -> ProductBias:
+        assert self.rows is not None
+        assert self.row_codes is not None
+        vectors = linear(self.row_codes.to(self.weight.dtype), self.weight.flatten(0, 1))
+        return ProductBias(self.q, k, self.rows, self.scale, vectors.unflatten(-1, self.weight.shape[:2]))
 
     @property
     def learned(self) -> tuple[Tensor | None, ...]:
@@ -48,7 +64,7 @@ class SinusoidBias(TokenBias):
             return cos, sin
 
         of_q, of_k = codes(self.query_codes, of_queries), codes(self.key_codes, of_keys)
-        return replace(self, q=of_queries(self.q), query_codes=of_q, key_codes=of_k)
+        return replace(self, q=of_queries(self.q), query_codes=of_q, key_codes=of_k, rows=None)
 
     def block(
         self, queries: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32, mask: Mask | None = None
@@ -63,14 +79,16 @@ class SinusoidBias(TokenBias):
 
 
 class Prepared(NamedTuple):
-    """The codes of queries and keys, and a layer's weights.
+    """The codes of queries and keys, and a layer's weights; for kernels the codes of distances from the `least` on.
 
-    Those are the projection of sinusoids `[H, D, dim]`, and biases `[H, D]` for content and for position.
+    Weights are the projection of sinusoids `[H, D, dim]`, and biases `[H, D]` for content and for position.
     """
 
     query_codes: CosSin
     key_codes: CosSin
     weights: tuple[Tensor, ...] = ()
+    least: int = 0
+    distance_codes: Tensor | None = None
 
 
 class TransformerXL(Position, config=TransformerXLConfig):
@@ -110,7 +128,13 @@ class TransformerXL(Position, config=TransformerXLConfig):
         return Prepared(codes, codes)
 
     def prepare_keys(self, prepared: Prepared, keys: KeyInfo, like: Tensor) -> Prepared:
-        return prepared._replace(key_codes=self.codes(keys.positions, like))
+        prepared = prepared._replace(key_codes=self.codes(keys.positions, like))
+        queries = keys.seq.rows.shape[1]
+        if keys.seq.max_distance is None or queries == 1 or triton_why_not(like) is not None:
+            return prepared
+        least, most = keys.mask.visible_distances(queries, keys.positions.shape[1])
+        cos, sin = self.codes(torch.arange(least, most + 1, device=like.device), like)
+        return prepared._replace(least=least, distance_codes=torch.cat((sin, cos), dim=-1).to(compute_dtype(like)))
 
     def for_layer(self, x: Tensor, prepared: Prepared, weights: tuple[Tensor, ...], step: LayerStep) -> Prepared:
         by_head = (weight.unflatten(0, (-1, self.head_dim)) for weight in weights)
@@ -122,4 +146,9 @@ class TransformerXL(Position, config=TransformerXLConfig):
         projection, for_content, for_position = (weight.to(q.dtype) for weight in prepared.weights)
         codes = prepared.query_codes, prepared.key_codes
         bias = SinusoidBias(q + for_position, projection, *codes, score_mod.scale)
+        queries, keys, by_distance = score_mod.query_positions, score_mod.key_positions, prepared.distance_codes
+        if score_mod.counted and queries is not None and keys is not None and by_distance is not None:
+            most = prepared.least + len(by_distance) - 1
+            rows = DistanceRows(queries, keys, reach=most, least=prepared.least)
+            bias = replace(bias, rows=rows, row_codes=by_distance)
         return q + for_content, k, replace(score_mod, bias=bias)
