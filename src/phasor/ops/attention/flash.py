@@ -137,7 +137,12 @@ def bias_args(q: Tensor, mask: Mask, score_mod: ScoreMod) -> dict[str, Any]:
     if isinstance(bias, FIREBias):
         knots, lines = bias.lines()
         shared = {"knots": knots, "table": lines.flatten(0, 1), "inverse_spans": bias.inverse_spans(q_pos)}
-        return {**positions, **shared, "rates": bias.rate.expand(q.shape[2])}
+        return {
+            **positions,
+            **shared,
+            "rates": bias.rate.expand(q.shape[2]),
+            "shifts": prepared_shifts(mask, q_pos, k_pos),
+        }
     assert isinstance(bias, DistanceBias)
     shifts = prepared_shifts(mask, q_pos, k_pos)
     fields = {"slopes": bias.slopes, "rates": bias.rates, "powers": bias.powers, "table": bias.table}
