@@ -90,15 +90,18 @@ def biased_scores(products, factor, inverse, bias, offs_m, offs_n, start, head, 
     """
     q_pos_ptr, k_pos_ptr, stride_q, stride_k, slopes_ptr, curve_params_ptr = bias[0:6]
     table_ptr, shift, place, min_distance, num_distances, ahead = bias[6:12]
-    slope, curve_param = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
+    line, last, multiple, curve_param, offset = form[1:6]
+    if BIAS >= LINEAR and not has_curve(BIAS):
+        slope, _ = load_slope(slopes_ptr, curve_params_ptr, head, BIAS)
+        multiple = -slope
     if ONE_SIDED and BIAS == SUMS:
         k_pos_ptr += head * stride_k
         k_high, k_low = load_sums(k_pos_ptr, offs_n, num_keys)
         q_pos_ptr += head * stride_q + start
         high, low = gl.load(q_pos_ptr), gl.load(q_pos_ptr + num_queries)
-        scores = products * factor + (slope * ((high - k_high) + (low - k_low)))[:, None]
+        scores = products * factor - (multiple * ((high - k_high) + (low - k_low)))[:, None]
     elif ONE_SIDED:
-        scores = products * factor + (slope * (offs_n - start - shift).to(gl.float32))[:, None]
+        scores = products * factor + (multiple * (start + shift - offs_n).to(gl.float32))[:, None]
     elif BIAS == TABLE:
         table_ptr += head * (2 * pairs_stride(num_distances))
         of_tile = gl.load(table_ptr + gl.where(start < ahead, 0, num_distances - 1))
@@ -111,49 +114,64 @@ def biased_scores(products, factor, inverse, bias, offs_m, offs_n, start, head, 
             else:
                 distance = (start + shift - offs_n)[:, None] + (offs_m - start)[None, :]
                 scores += gl.load(table_ptr + table_entries(distance, min_distance, num_distances))
-    elif BIAS == LINES:
-        lines_ptr, line, last = table_ptr + head * num_distances, form[1], form[2]
-        if uses_one:
-            own = gl.load(lines_ptr + 2 * line) * log2(1.0 + curve_param * far_distance)
-            scores = products * factor + gl.load(lines_ptr + 2 * line + 1) + own[:, None] * inverse
-        else:
-            distance = far_distance[:, None] + (offs_m - start - 32).to(gl.float32)[None, :]
-            share = log2(1.0 + curve_param * gl.abs(distance)) * inverse
-            scores = add_lines(products * factor, share, lines_ptr, bias[13], line, last)
     else:
-        if uses_one:  # the products have the rest of the curve
-            a0, _, _, _, _, _ = far_curve(far_distance, curve_param, 1, BIAS)
-            scores = products * factor - (slope * a0)[:, None]
+        if has_curve(BIAS) and uses_one:  # the products have the rest of the curve
+            own = (multiple * far_curve(far_distance, curve_param, 1, BIAS)[0])[:, None]
+            scores = products * factor + (offset + own * inverse if BIAS == LINES else own)
         else:
             distance = far_distance[:, None] + (offs_m - start - 32).to(gl.float32)[None, :]
-            scores = products * factor - slope * curve(distance, curve_param, BIAS)
+            if BIAS == LINES:
+                share = log2(1.0 + curve_param * gl.abs(distance)) * inverse
+                lines_ptr = table_ptr + head * num_distances
+                scores = add_lines(products * factor, share, lines_ptr, bias[13], line, last)
+            else:
+                scores = products * factor + multiple * curve(distance, curve_param, BIAS)
     return scores
 
 
 @gluon.jit
-def add_far_curve(products, powers, bias, knots, head, start, first_key, group, scale, BIAS: gl.constexpr,
-                  LAYOUT: gl.constexpr):  # fmt: skip
-    """The products of a tile's keys and queries with those that add the curve, where it is a far one; and what these
-    are made of, which has to stay until they are there. Then whether it is far, and the first and the last line of it:
-    of lines a far tile has a single one, for the keys of both groups.
+def curve_form(bias, knots, spans, head, start, first_key, group, BIAS: gl.constexpr):
+    """How a tile has its curve: whether it is far, the first and the last line, what the curve is times, its parameter,
+    and what is added. Of lines a far tile has a single one, for the keys of both groups.
+
+    `spans` are the least and the greatest inverse span of its queries.
     """
-    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    shift, num_distances = bias[7], bias[10]
+    shift = bias[7]
     slope, curve_param = load_slope(bias[4], bias[5], head, BIAS)
     line, last = gl.to_tensor(0), gl.to_tensor(0)
+    multiple, offset = gl.to_tensor(-slope), gl.to_tensor(0.0)
     if BIAS == LINES:
         least = start + shift - first_key + group * 64 - 127
-        ranges_ptr = bias[12] + start // 64 * 2
-        line, last = tile_lines(knots, curve_param, gl.load(ranges_ptr), gl.load(ranges_ptr + 1), least, least + 190)
+        line, last = tile_lines(knots, curve_param, spans[0], spans[1], least, least + 190)
         far = is_far(least, 64, curve_param, BIAS) & (last <= line)
-        slope = -gl.load(bias[6] + head * num_distances + 2 * line)
+        line_ptr = bias[6] + head * bias[10] + 2 * line
+        multiple, offset = gl.load(line_ptr), gl.load(line_ptr + 1)
     else:
         far = is_far(start + shift - first_key - 63, 64, curve_param, BIAS)
+    return far, line, last, multiple, gl.to_tensor(curve_param), offset
+
+
+@gluon.jit
+def load_span_range(bias, start, BIAS: gl.constexpr):
+    """The least and the greatest inverse span of the queries of a tile, where there are any."""
+    if BIAS == LINES:
+        ranges_ptr = bias[12] + start // 64 * 2
+        return gl.load(ranges_ptr), gl.load(ranges_ptr + 1)
+    else:
+        return gl.to_tensor(0.0), gl.to_tensor(0.0)
+
+
+@gluon.jit
+def add_far_curve(products, powers, form, start, shift, first_key, scale, BIAS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The products of a tile's keys and queries with those that add the curve, where it is a far one; and what these
+    are made of, which has to stay until they are there.
+    """
+    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     middle = start + 32 + shift - first_key - gl.arange(0, 64, gl.SliceLayout(1, operand))
-    own_slope = gl.where(far, -slope / (scale * LOG2E), 0.0)
+    own_slope = gl.where(form[0], form[3] / (scale * LOG2E), 0.0)
     distance = gl.maximum(middle, 1).to(gl.float32)
-    coefs = far_coefs(distance, own_slope, curve_param, 64, 1, BIAS, powers.dtype, operand)
-    return warpgroup_mma(coefs, powers, products, is_async=True), coefs, (far, line, last)
+    coefs = far_coefs(distance, own_slope, form[4], 64, 1, BIAS, powers.dtype, operand)
+    return warpgroup_mma(coefs, powers, products, is_async=True), coefs
 
 
 @gluon.jit
@@ -251,7 +269,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     bounds_ptr, key_mask_ptr = mask
     dtable_ptr, dcurve_ptr, dk_sums_ptr, dspans_ptr, powers, key_powers = sums
     dk_ptr, dv_ptr = out
-    curve_params_ptr, shift, min_distance, num_distances = bias[5], bias[7], bias[9], bias[10]
+    shift, min_distance, num_distances = bias[7], bias[9], bias[10]
     dtype: gl.constexpr = q_tiles.dtype
     first_own = first_key_index + GROUP * 64
     offs_n = first_own + gl.arange(0, 64, gl.SliceLayout(1, s_layout))
@@ -278,19 +296,20 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     knots, of_line = zero_s, gl.to_tensor(0)
     if BIAS == LINES:
         knots = gl.load(bias[13] + gl.arange(0, NUM_KNOTS, gl.BlockedLayout([1], [32], [4], [0])))
+    head, start, nothing = first_head, low, gl.to_tensor(0.0)
+    form = (start < 0, of_line, of_line, nothing, nothing, nothing)
+    if HAS_CURVE:
+        span_range = load_span_range(bias, start, BIAS)
+        form = curve_form(bias, knots, span_range, head, start, first_own, GROUP, BIAS)
     mbarrier.wait(keys_ready, 0)
     mbarrier.wait(bars.index(0), 0, pred=num_tiles > 0)
     q = q_tiles.index(0).reshape([64, HEAD_DIM])
     k = k_tile.index(0).reshape([128, HEAD_DIM]).slice(GROUP * 64, 64)
     products = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-    head, start = first_head, low
-    form = (start < 0, of_line, of_line)
     if HAS_CURVE:
         if BIAS == LINES:
             powers = powers_tiles.index(0).reshape([16, 64])
-        products, coefs, form = add_far_curve(
-            products, powers, bias, knots, head, start, first_own, GROUP, scale, BIAS, s_layout
-        )
+        products, coefs = add_far_curve(products, powers, form, start, shift, first_own, scale, BIAS, s_layout)
         products, coefs = warpgroup_mma_wait(0, deps=(products, coefs))
     else:
         products = warpgroup_mma_wait(0, deps=(products,))
@@ -303,6 +322,9 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         offs_m = start + columns
         q, do = q_tiles.index(stage).reshape([64, HEAD_DIM]), do_tiles.index(stage).reshape([64, HEAD_DIM])
         dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        is_last = start == end
+        next_head, next_start = head + is_last.to(gl.int32), gl.where(is_last, low, start + 64)
+        next_range = load_span_range(bias, next_start, BIAS)
         values, factor = capped_products(products, scale, softcap, HAS_SOFTCAP)
         is_masked = (start < inner) | (start >= outer)
         uses_one = is_masked == 0  # whether one entry of a table, or a polynomial, serves the tile
@@ -359,6 +381,10 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             of_queries = warpgroup_mma(ds_all.permute((1, 0)), of_keys, zero_moments, use_acc=False, is_async=True)
         k_half = k_all.slice(GROUP * HALF, HALF, dim=1)
         dq = warpgroup_mma(ds_all.permute((1, 0)), k_half, zero_dq, use_acc=False, is_async=True)
+        next_form = form
+        if HAS_CURVE:  # what it loads is there by the time of the next products
+            known_head = gl.minimum(next_head, num_heads - 1)
+            next_form = curve_form(bias, knots, next_range, known_head, next_start, first_own, GROUP, BIAS)
         if HAS_BIAS_GRAD:
             dq, dk, ds_operand, moments, of_queries = warpgroup_mma_wait(
                 0, deps=(dq, dk, ds_operand, moments, of_queries)
@@ -370,15 +396,11 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         mbarrier.wait(bars.index(following), ((t + 1) // NUM_STAGES) & 1, pred=t + 1 < num_tiles)
         next_q = q_tiles.index(following).reshape([64, HEAD_DIM])
         products = warpgroup_mma(k, next_q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        is_last = start == end
-        next_head, next_start = head + is_last.to(gl.int32), gl.where(is_last, low, start + 64)
-        next_form = form
         if HAS_CURVE:
             if BIAS == LINES:
                 powers = powers_tiles.index(following).reshape([16, 64])
-            known_head = gl.minimum(next_head, num_heads - 1)
-            products, coefs, next_form = add_far_curve(
-                products, powers, bias, knots, known_head, next_start, first_own, GROUP, scale, BIAS, s_layout
+            products, coefs = add_far_curve(
+                products, powers, next_form, next_start, shift, first_own, scale, BIAS, s_layout
             )
         dq_tile = dq_tiles.index(GROUP * 2 + t % 2)
         tma.store_wait(1)
@@ -387,12 +409,12 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
         if HAS_LINE_GRAD:
             lines = bias[6] + head * num_distances, dtable_ptr + head * num_distances, bias[13]
-            rate, line = gl.load(curve_params_ptr + head), form[1]
+            line, slope, rate = form[1], form[3], form[4]
             if uses_one:
                 if line != of_line:
                     add_to_line(lines[1], of_line, sums_a, sums_b)
                     sums_a, sums_b = sums_a * 0.0, sums_b * 0.0
-                of_line, slope = line, gl.load(lines[0] + 2 * line)
+                of_line = line
                 of_a, of_b = curve_sums(moments, start + 32 + shift - first_own - m_rows, rate, power, BIAS)
                 sums_a += row_sums(of_a, rows)
                 sums_b += row_sums(gl.where(power == 4, moments, 0.0), rows)
@@ -422,7 +444,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     sums_a += gl.sum(gl.where(entries == 0, ds_values, 0.0), 1)
                     sums_b += gl.sum(gl.where(entries == num_distances - 1, ds_values, 0.0), 1)
                 else:
-                    curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
+                    curve_param = form[4]
                     # From integers, so that the compiler does not keep those of the scores for it.
                     distance = ((start + shift - offs_n)[:, None] + columns[None, :]).to(gl.float32)
                     sums_a += gl.sum(ds_values * curve(distance, curve_param, BIAS), 1)
@@ -435,8 +457,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
             sums_b += gl.where(start < ahead, 0.0, of_tile)
         elif HAS_CURVE_GRAD and (BIAS != LINEAR or ONE_SIDED):  # noqa: SIM102 (the next is not known to compilers)
             if uses_one or ONE_SIDED:
-                curve_param = gl.load(curve_params_ptr + head) if BIAS != LINEAR else 0.0
-                of_a, of_b = curve_sums(moments, start + 32 + shift - first_own - m_rows, curve_param, power, BIAS)
+                of_a, of_b = curve_sums(moments, start + 32 + shift - first_own - m_rows, form[4], power, BIAS)
                 sums_a += row_sums(of_a, rows)
                 sums_b += row_sums(of_b, rows)
         if HAS_BIAS_GRAD:  # noqa: SIM102 (the next is not known to compilers)

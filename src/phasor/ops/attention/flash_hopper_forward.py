@@ -68,64 +68,68 @@ def load_keys(descs, tiles, opened, batch, kv_head, row, stride_kh, stride_vh, s
 
 
 @gluon.jit
-def key_column(sums_tile, bias, start, offs_n, num_keys, LAYOUT: gl.constexpr, BIAS: gl.constexpr,
+def key_column(sums_tile, bias, start, columns, num_keys, LAYOUT: gl.constexpr, BIAS: gl.constexpr,
                ONE_SIDED: gl.constexpr):  # fmt: skip
     """The part of the bias that keys bring, counted from the first query, `[1, keys]`; nothing unless ONE_SIDED."""
     k_pos_ptr, slope, shift, place, high, low = bias[1], bias[3], bias[5], bias[6], bias[7], bias[8]
     if ONE_SIDED and BIAS == SUMS:  # a tile counts from its first key
         k_pos_ptr += gl.minimum(start, num_keys - 1)
         k_high, k_low = gl.load(k_pos_ptr), gl.load(k_pos_ptr + num_keys)
-        column = slope * ((high - k_high) + (low - k_low) - sums_tile.load(LAYOUT))
+        column = slope * ((high - k_high) + (low - k_low)) - slope * sums_tile.load(LAYOUT)
     elif ONE_SIDED:
-        column = (slope * (offs_n - shift - place).to(gl.float32))[None, :]
+        # A thread's own part of a column, 0 to 6, and one that is the same for all threads, which the compiler knows.
+        first = slope * ((start - shift - place) + (columns & 6)).to(gl.float32)
+        column = (first + slope * (columns & ~6).to(gl.float32))[None, :]
     else:
-        column = offs_n
+        column = columns
     return column
 
 
 @gluon.jit
-def biased_scores(products, factor, column, bias, offs_m, offs_n, first, start, segments, form, BLOCK_N: gl.constexpr,
-                  BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
-    """Scores with their bias; without what all keys of a query share, where it is ONE_SIDED. Products of far tiles have
-    that of a curve already, but for what all keys of a query share.
+def biased_scores(products, factor, own, column, bias, offs_m, offs_n, first, start, segments, form,
+                  BLOCK_N: gl.constexpr, BIAS: gl.constexpr, ONE_SIDED: gl.constexpr):  # fmt: skip
+    """Scores with their bias, given by what they are times and plus, the latter by query, from zeros.
+
+    Without what all keys of a query share, where it is ONE_SIDED. Products of far tiles have that of a curve already,
+    but for what all keys of a query share.
     """
     far, line, last, inverse = form
     row_ptr, slope, curve_param, shift, min_distance, num_distances = bias[2:6] + bias[9:11]
     if ONE_SIDED:
-        scores = products * factor + column
+        scores, factor = products * factor + column, gl.to_tensor(1.0)
     elif BIAS == TABLE:
         inner, outer, near, ahead, behind_bias, ahead_bias = segments[2:]
         uses_one = (start >= inner) & (start < outer) & ((start < near) | (start >= ahead))
-        scores = products * factor + gl.where(uses_one, gl.where(start < near, behind_bias, ahead_bias), 0.0)
-        if not uses_one:
+        scores = products
+        if uses_one:
+            own += gl.where(start < near, behind_bias, ahead_bias)
+        else:
             least = first + shift - start - BLOCK_N + 1 - min_distance
             if least >= 0 and least + BLOCK_N + 64 <= num_distances:
                 first_entry = num_distances - 1 - (offs_m + shift - start - min_distance)
-                scores += load_in_pairs(row_ptr, first_entry, offs_n - start, num_distances)
+                scores = products * factor + load_in_pairs(row_ptr, first_entry, offs_n - start, num_distances)
             else:
-                distance = (offs_m + shift)[:, None] - offs_n[None, :]
+                distance = (offs_m + shift - start)[:, None] - (offs_n - start)[None, :]
                 entries = num_distances - 1 - table_entries(distance, min_distance, num_distances)
-                scores += gl.load(row_ptr + entries)
-    elif BIAS == LINES:
-        row = (offs_m + shift - start).to(gl.float32)
-        lines_ptr, knots_ptr = bias[2], bias[12]
-        if far:
-            in_middle = log2(1.0 + curve_param * (row - BLOCK_N // 2)) * inverse
-            own = gl.load(lines_ptr + 2 * line) * in_middle + gl.load(lines_ptr + 2 * line + 1)
-            scores = products * factor + own[:, None]
-        else:
-            distance = row[:, None] - (offs_n - start).to(gl.float32)[None, :]
-            share = log2(1.0 + curve_param * gl.abs(distance)) * inverse[:, None]
-            scores = add_lines(products * factor, share, lines_ptr, knots_ptr, line, last)
+                scores = products * factor + gl.load(row_ptr + entries)
+            factor = gl.to_tensor(1.0)
     else:
-        row = (offs_m + shift - start).to(gl.float32)
+        row, scores = (offs_m + shift - start).to(gl.float32), products
         if BIAS != LINEAR and far:
-            a0, _, _, _, _, _ = far_curve(row - BLOCK_N // 2, curve_param, 1, BIAS)
-            scores = products * factor - (slope * a0)[:, None]
+            a0 = far_curve(row - BLOCK_N // 2, curve_param, 1, BIAS)[0]
+            if BIAS == LINES:
+                own += gl.load(row_ptr + 2 * line) * a0 * inverse + gl.load(row_ptr + 2 * line + 1)
+            else:
+                own -= slope * a0
         else:
             distance = row[:, None] - (offs_n - start).to(gl.float32)[None, :]
-            scores = products * factor - slope * curve(distance, curve_param, BIAS)
-    return scores
+            if BIAS == LINES:
+                share = log2(1.0 + curve_param * gl.abs(distance)) * inverse[:, None]
+                scores = add_lines(products * factor, share, row_ptr, bias[12], line, last)
+            else:
+                scores = products * factor - slope * curve(distance, curve_param, BIAS)
+            factor = gl.to_tensor(1.0)
+    return scores, factor, own
 
 
 @gluon.jit
@@ -136,9 +140,10 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
     are to be multiplied by.
     """
     scores, factor = capped_products(qk, scale, softcap, HAS_SOFTCAP)
+    own = l_i * 0.0
     if BIAS != NO_BIAS:
-        scores = biased_scores(
-            scores, factor, column, bias, offs_m, offs_n, first, start, segments, form, BLOCK_N, BIAS, ONE_SIDED
+        scores, factor, own = biased_scores(
+            scores, factor, own, column, bias, offs_m, offs_n, first, start, segments, form, BLOCK_N, BIAS, ONE_SIDED
         )
     inner, outer = segments[2], segments[3]
     if start < inner or start >= outer:
@@ -148,31 +153,25 @@ def tile_weights(qk, column, m_i, l_i, bias, bounds, offs_m, offs_n, first, star
     if HAS_KEY_MASK:
         is_real = gl.load(key_mask_ptr + offs_n, mask=offs_n < num_keys, other=0) != 0
         scores = gl.where(is_real[None, :], scores, float("-inf"))
-    if BIAS == NO_BIAS:  # multiplied within the exponent
-        m_new = gl.maximum(m_i, gl.max(scores, 1) * factor)
-        m_finite = gl.where(m_new == float("-inf"), 0.0, m_new)
-        p = gl.exp2(scores * factor - m_finite[:, None])
-    else:
-        m_new = gl.maximum(m_i, gl.max(scores, 1))
-        m_finite = gl.where(m_new == float("-inf"), 0.0, m_new)
-        p = gl.exp2(scores - m_finite[:, None])
+    m_new = gl.maximum(m_i, gl.max(scores, 1) * factor + own)
+    m_finite = gl.where(m_new == float("-inf"), 0.0, m_new)
+    p = gl.exp2(scores * factor + (own - m_finite)[:, None])
     alpha = gl.exp2(m_i - m_finite)
     return p, m_new, l_i * alpha + gl.sum(p, 1), alpha
 
 
 @gluon.jit
-def tile_products(q, k, powers, zero, bias, knots, spans, first, start, scale, BLOCK_N: gl.constexpr,
-                  BIAS: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """The products of queries and keys, begun; with those that add the curve of a far tile, and what it is.
+def curve_coefs(bias, knots, spans, first, start, scale, BLOCK_N: gl.constexpr, BIAS: gl.constexpr,
+                dtype: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+    """What `column_powers` are multiplied with to add the curve of a far tile to products, and what a tile is.
 
     That is whether it is far, how many knots of lines lie below all its shares and below some, and inverse spans.
     """
     slope, curve_param, shift = bias[3], bias[4], bias[5]
     inverse, operand_inverse, least_inverse, most_inverse = spans
-    qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
     operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     far, line, last = gl.to_tensor(False), gl.to_tensor(0), gl.to_tensor(0)
-    coefs = gl.zeros([64, 16], powers.dtype, operand)
+    coefs = gl.zeros([64, 16], dtype, operand)
     if has_curve(BIAS):
         least = first + shift - start - BLOCK_N + 1
         far = is_far(least, BLOCK_N, curve_param, BIAS)
@@ -185,9 +184,8 @@ def tile_products(q, k, powers, zero, bias, knots, spans, first, start, scale, B
         row = first + shift - start - BLOCK_N // 2 + gl.arange(0, 64, gl.SliceLayout(1, operand))
         slopes = by_row * gl.where(far, -slope / (scale * LOG2E), 0.0)
         distance = gl.maximum(row, 1).to(gl.float32)
-        coefs = far_coefs(distance, slopes, curve_param, BLOCK_N, 0, BIAS, powers.dtype, operand)
-        qk = warpgroup_mma(coefs, powers, qk, is_async=True)
-    return qk, coefs, (far, line, last, inverse)
+        coefs = far_coefs(distance, slopes, curve_param, BLOCK_N, 0, BIAS, dtype, operand)
+    return coefs, (far, line, last, inverse)
 
 
 @gluon.jit
@@ -237,11 +235,12 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
     mbarrier.wait(q_ready.index(0), 0)
     mbarrier.wait(k_ready.index(0), 0)
     offs_n = last + columns
-    column = key_column(sums_tiles.index(0), bias, last, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
+    column = key_column(sums_tiles.index(0), bias, last, columns, num_keys, qk_layout, BIAS, ONE_SIDED)
     k = k_tiles.index(0).reshape([BLOCK_N, HEAD_DIM])
-    qk, coefs, form = tile_products(
-        q, k, powers, zero, bias, knots, spans, first, last, scale, BLOCK_N, BIAS, qk_layout
-    )
+    coefs, form = curve_coefs(bias, knots, spans, first, last, scale, BLOCK_N, BIAS, v_tiles.dtype, qk_layout)
+    qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    if has_curve(BIAS):
+        qk = warpgroup_mma(coefs, powers, qk, is_async=True)
     qk, coefs = warpgroup_mma_wait(0, deps=(qk, coefs))
     mbarrier.arrive(k_read.index(0), count=1)
     p, m_i, l_i, _ = tile_weights(
@@ -249,19 +248,23 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         softcap, BLOCK_N, BIAS, ONE_SIDED, HAS_SOFTCAP, HAS_KEY_MASK,
     )  # fmt: skip
     p = gl.convert_layout(p.to(v_tiles.dtype), p_layout)
+    coefs, form = curve_coefs(bias, knots, spans, first, last - BLOCK_N, scale, BLOCK_N, BIAS, v_tiles.dtype, qk_layout)
     mbarrier.wait(k_ready.index(1 % NUM_STAGES), (1 // NUM_STAGES) & 1, pred=num_tiles > 1)
     for t in range(1, num_tiles):
         stage, before, following = t % NUM_STAGES, (t - 1) % NUM_STAGES, (t + 1) % NUM_STAGES
         start = last - t * BLOCK_N
         offs_n = start + columns
         k = k_tiles.index(stage).reshape([BLOCK_N, HEAD_DIM])
-        qk, coefs, form = tile_products(
-            q, k, powers, zero, bias, knots, spans, first, start, scale, BLOCK_N, BIAS, qk_layout
-        )
+        qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        if has_curve(BIAS):
+            qk = warpgroup_mma(coefs, powers, qk, is_async=True)
         mbarrier.wait(v_ready.index(before), ((t - 1) // NUM_STAGES) & 1)
         v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
         acc = warpgroup_mma(p, v, acc, is_async=True)
-        column = key_column(sums_tiles.index(stage), bias, start, offs_n, num_keys, qk_layout, BIAS, ONE_SIDED)
+        column = key_column(sums_tiles.index(stage), bias, start, columns, num_keys, qk_layout, BIAS, ONE_SIDED)
+        next_coefs, next_form = curve_coefs(
+            bias, knots, spans, first, start - BLOCK_N, scale, BLOCK_N, BIAS, v_tiles.dtype, qk_layout
+        )
         qk, coefs = warpgroup_mma_wait(1, deps=(qk, coefs))
         mbarrier.arrive(k_read.index(stage), count=1)
         p_next, m_i, l_i, alpha = tile_weights(
@@ -274,7 +277,7 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         acc, p, p_next = warpgroup_mma_wait(0, deps=(acc, p, p_next))
         mbarrier.arrive(v_read.index(before), count=1)
         acc = acc * gl.convert_layout(alpha, out_rows)[:, None]
-        p = p_next
+        p, coefs, form = p_next, next_coefs, next_form
     final = (num_tiles - 1) % NUM_STAGES
     mbarrier.wait(v_ready.index(final), ((num_tiles - 1) // NUM_STAGES) & 1)
     acc = warpgroup_mma(p, v_tiles.index(final).reshape([BLOCK_N, HEAD_DIM]), acc, is_async=True)
