@@ -80,7 +80,7 @@ def pair_bias(q_row_ptr, k_row_ptr, q_offsets, k_offsets, q_pos, k_pos, first_di
             k_row_ptr
             + entries_of(k_offsets, q_pos, k_pos, first_distance, num_distances, True, 1 - HAS_KEYS_ACROSS, HAS_ENDS)
         )
-        bias = bias.to(tl.float32) + of_keys.to(tl.float32) if HAS_ROWS else of_keys
+        bias = tl.cast(bias, tl.float32) + of_keys.to(tl.float32) if HAS_ROWS else of_keys
     return bias
 
 
