@@ -21,21 +21,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from phasor.ops.attention.flash_dkdv_kernel import query_segments
+from phasor.ops.attention.flash_hopper_curves import (
+    add_far_curve,
+    add_to_line,
+    curve_form,
+    curve_sums,
+    line_sums,
+    load_span_range,
+    row_sums,
+    span_sums,
+)
 from phasor.ops.attention.flash_hopper_tiles import (
     add_by_tma,
     add_lines,
     capped_products,
     column_powers,
-    far_coefs,
     far_curve,
     has_curve,
-    is_far,
     load_by_tma,
     load_in_pairs,
     load_sums,
     pairs_stride,
     power_of_row,
-    tile_lines,
 )
 from phasor.ops.attention.flash_tiles import (
     LINEAR,
@@ -43,13 +50,11 @@ from phasor.ops.attention.flash_tiles import (
     LOG,
     LOG2E,
     NO_BIAS,
-    POWER,
     SUMS,
     TABLE,
     curve,
     curve_derivative,
     load_slope,
-    log2,
     table_entries,
 )
 
@@ -121,129 +126,13 @@ def biased_scores(products, factor, inverse, bias, offs_m, offs_n, start, head, 
         else:
             distance = far_distance[:, None] + (offs_m - start - 32).to(gl.float32)[None, :]
             if BIAS == LINES:
-                share = log2(1.0 + curve_param * gl.abs(distance)) * inverse
-                lines_ptr = table_ptr + head * num_distances
-                scores = add_lines(products * factor, share, lines_ptr, bias[13], line, last)
+                lines = table_ptr + head * num_distances, bias[13], line, last
+                scores = add_lines(
+                    products * factor, start + shift - offs_n, offs_m - start, 1, curve_param, inverse, lines
+                )
             else:
                 scores = products * factor + multiple * curve(distance, curve_param, BIAS)
     return scores
-
-
-@gluon.jit
-def curve_form(bias, knots, spans, head, start, first_key, group, BIAS: gl.constexpr):
-    """How a tile has its curve: whether it is far, the first and the last line, what the curve is times, its parameter,
-    and what is added. Of lines a far tile has a single one, for the keys of both groups.
-
-    `spans` are the least and the greatest inverse span of its queries.
-    """
-    shift = bias[7]
-    slope, curve_param = load_slope(bias[4], bias[5], head, BIAS)
-    line, last = gl.to_tensor(0), gl.to_tensor(0)
-    multiple, offset = gl.to_tensor(-slope), gl.to_tensor(0.0)
-    if BIAS == LINES:
-        least = start + shift - first_key + group * 64 - 127
-        line, last = tile_lines(knots, curve_param, spans[0], spans[1], least, least + 190)
-        far = is_far(least, 64, curve_param, BIAS) & (last <= line)
-        line_ptr = bias[6] + head * bias[10] + 2 * line
-        multiple, offset = gl.load(line_ptr), gl.load(line_ptr + 1)
-    else:
-        far = is_far(start + shift - first_key - 63, 64, curve_param, BIAS)
-    return far, line, last, multiple, gl.to_tensor(curve_param), offset
-
-
-@gluon.jit
-def load_span_range(bias, start, BIAS: gl.constexpr):
-    """The least and the greatest inverse span of the queries of a tile, where there are any."""
-    if BIAS == LINES:
-        ranges_ptr = bias[12] + start // 64 * 2
-        return gl.load(ranges_ptr), gl.load(ranges_ptr + 1)
-    else:
-        return gl.to_tensor(0.0), gl.to_tensor(0.0)
-
-
-@gluon.jit
-def add_far_curve(products, powers, form, start, shift, first_key, scale, BIAS: gl.constexpr, LAYOUT: gl.constexpr):
-    """The products of a tile's keys and queries with those that add the curve, where it is a far one; and what these
-    are made of, which has to stay until they are there.
-    """
-    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    middle = start + 32 + shift - first_key - gl.arange(0, 64, gl.SliceLayout(1, operand))
-    own_slope = gl.where(form[0], form[3] / (scale * LOG2E), 0.0)
-    distance = gl.maximum(middle, 1).to(gl.float32)
-    coefs = far_coefs(distance, own_slope, form[4], 64, 1, BIAS, powers.dtype, operand)
-    return warpgroup_mma(coefs, powers, products, is_async=True), coefs
-
-
-@gluon.jit
-def curve_sums(moments, distance, curve_param, power, BIAS: gl.constexpr):
-    """From the moments of gradients of scores over the columns of a tile, by row: the sums of the gradients times the
-    curve, and times its derivative by the parameter. Distances are those of the middle columns.
-    """
-    distance = distance.to(gl.float32)[:, None]
-    if BIAS == LINEAR:
-        by_slope = gl.where(power == 0, distance, gl.where(power == 1, 32.0, 0.0))
-        by_param = by_slope * 0.0
-    else:
-        a0, a1, a2, a3, u, g = far_curve(distance, curve_param, 32, BIAS)
-        by_slope = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
-        if BIAS != POWER:  # of `(distance + 32 x) / (u + 32 curve_param x)`
-            first = 32.0 / (u * u)
-            by_param = gl.where(power == 1, first, gl.where(power == 2, -g * first, g * g * first))
-            by_param = gl.where(power == 0, distance / u, by_param)
-        else:  # a power times its logarithm
-            x = gl.where(power == 1, g, gl.where(power == 2, g * g, g * g * g))
-            log, c2 = log2(u) / LOG2E, curve_param * (curve_param - 1.0) * 0.5
-            d3 = c2 * (curve_param - 2.0) * (1.0 / 3.0) * log + c2 - curve_param * 0.5 + 1.0 / 3.0
-            c = gl.where(power == 1, curve_param * log + 1.0, gl.where(power == 2, c2 * log + curve_param - 0.5, d3))
-            by_param = gl.where(power == 0, a0 * log, a0 * c * x)
-    used = power < 4
-    return gl.where(used, moments * by_slope, 0.0), gl.where(used, moments * by_param, 0.0)
-
-
-@gluon.jit
-def row_sums(x, rows: gl.constexpr):
-    """The sums of moments by row, as gradients of scores lie."""
-    return gl.convert_layout(gl.sum(x, 1), rows)
-
-
-@gluon.jit
-def add_to_line(dlines_ptr, line, of_slope, of_offset):
-    """Add sums by row to the gradients of a line."""
-    gl.atomic_add(dlines_ptr + 2 * line, gl.sum(of_slope, 0), sem="relaxed")
-    gl.atomic_add(dlines_ptr + 2 * line + 1, gl.sum(of_offset, 0), sem="relaxed")
-
-
-@gluon.jit
-def line_sums(ds, distance, inverse, rate, lines, line, last):
-    """Add the gradients of the lines of a tile, element by element; those of the rate by key, of spans by query.
-
-    `lines` points to the lines of the head, to their gradients, and to the knots.
-    """
-    lines_ptr, dlines_ptr, knots_ptr = lines
-    log = log2(1.0 + rate * distance)
-    ds_share, slopes = ds * log * inverse, ds * 0.0 + gl.load(lines_ptr + 2 * line)
-    add_to_line(dlines_ptr, line, gl.sum(ds_share, 1), gl.sum(ds, 1))
-    for knot in range(line, last):  # what lies above goes from one line to the next
-        above = log * inverse > gl.load(knots_ptr + knot)
-        bend = gl.load(lines_ptr + 2 * knot + 2) - gl.load(lines_ptr + 2 * knot)
-        slopes += gl.where(above, bend, 0.0)
-        of_slope = gl.sum(gl.sum(gl.where(above, ds_share, 0.0), 1), 0)
-        of_offset = gl.sum(gl.sum(gl.where(above, ds, 0.0), 1), 0)
-        gl.atomic_add(dlines_ptr + 2 * knot, -of_slope, sem="relaxed")
-        gl.atomic_add(dlines_ptr + 2 * knot + 1, -of_offset, sem="relaxed")
-        gl.atomic_add(dlines_ptr + 2 * knot + 2, of_slope, sem="relaxed")
-        gl.atomic_add(dlines_ptr + 2 * knot + 3, of_offset, sem="relaxed")
-    slopes *= ds
-    by_rate = gl.sum(slopes * inverse * distance * gl.exp2(-log), 1)
-    return by_rate, gl.sum(slopes * log, 0) / LOG2E
-
-
-@gluon.jit
-def span_sums(moments, distance, rate, power, BIAS: gl.constexpr):
-    """From the moments of gradients of scores over 128 keys, by query: the sums of the gradients times the curve."""
-    a0, a1, a2, a3, _, _ = far_curve(distance.to(gl.float32)[:, None], rate, -64, BIAS)
-    by_curve = gl.where(power == 0, a0, gl.where(power == 1, a1, gl.where(power == 2, a2, a3)))
-    return gl.sum(gl.where(power < 4, moments * by_curve, 0.0), 1)
 
 
 @gluon.jit
@@ -293,7 +182,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
     moment_powers = powers
     if HAS_BIAS_GRAD and BIAS != LINES:
         moment_powers = powers.slice(0, 8).permute((1, 0))
-    knots, of_line = zero_s, gl.to_tensor(0)
+    knots, of_line, near_rate = zero_s, gl.to_tensor(0), gl.to_tensor(0.0)
     if BIAS == LINES:
         knots = gl.load(bias[13] + gl.arange(0, NUM_KNOTS, gl.BlockedLayout([1], [32], [4], [0])))
     head, start, nothing = first_head, low, gl.to_tensor(0.0)
@@ -408,7 +297,7 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
         fence_async_shared()
         add_by_tma(dq_desc, [batch, start, head * HEAD_DIM + GROUP * HALF], dq_tile)
         if HAS_LINE_GRAD:
-            lines = bias[6] + head * num_distances, dtable_ptr + head * num_distances, bias[13]
+            lines = bias[6] + head * num_distances, dtable_ptr + head * num_distances
             line, slope, rate = form[1], form[3], form[4]
             if uses_one:
                 if line != of_line:
@@ -425,14 +314,12 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     dspans = dspans_ptr + head * num_queries + own_queries
                     gl.atomic_add(dspans, own * (slope / LOG2E), mask=own_queries < num_queries, sem="relaxed")
             else:
-                ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
-                distance = gl.abs(((start + shift - offs_n)[:, None] + columns[None, :]).to(gl.float32))
-                inverse_spans = spans_tiles.index(stage).load(s_layout)
-                by_rate, by_query = line_sums(ds_values, distance, inverse_spans, rate, lines, line, form[2])
-                sums_c += by_rate
-                near_queries = start + whole + columns  # which are not kept for this from the mask on
-                dspans_near = dspans_ptr + head * num_queries + near_queries
-                gl.atomic_add(dspans_near, by_query, mask=near_queries < num_queries, sem="relaxed")
+                first_distance = start + shift - first_own
+                pointers = lines[0], lines[1], bias[13], dspans_ptr + head * num_queries + start
+                near_rate += line_sums(
+                    ds_tile, spans_tiles.index(stage), first_distance, num_queries - start, rate, pointers, line,
+                    form[2], GROUP * 64,
+                )  # fmt: skip
         elif HAS_TABLE_GRAD or (HAS_CURVE_GRAD and not ONE_SIDED):  # noqa: SIM102 (the second is unknown to compilers)
             if uses_one == 0:  # element by element
                 ds_values = ds_all.slice(GROUP * 64, 64).load(s_layout).to(gl.float32)  # which the next tile overwrites
@@ -467,7 +354,8 @@ def accumulate(keys, tiles, bars, ds_tile, dq_tiles, dq_desc, bias, segments, ma
                     gl.store(dk_sums_ptr + head * num_keys + offs_n, sums_a, mask=offs_n < num_keys)
                 elif HAS_LINE_GRAD:
                     add_to_line(dtable_ptr + head * num_distances, of_line, sums_a, sums_b)
-                    gl.store(dcurve_ptr + head * gl.num_programs(0) * 2 + part, gl.sum(sums_c, 0))
+                    gl.store(dcurve_ptr + head * gl.num_programs(0) * 2 + part, gl.sum(sums_c, 0) + near_rate)
+                    near_rate = near_rate * 0.0
                 elif HAS_TABLE_GRAD:
                     dtable_row = dtable_ptr + head * num_distances
                     gl.atomic_add(dtable_row, gl.sum(sums_a, 0), sem="relaxed")

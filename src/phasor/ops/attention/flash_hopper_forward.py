@@ -41,7 +41,6 @@ from phasor.ops.attention.flash_tiles import (
     curve,
     key_segments,
     load_slope,
-    log2,
     table_entries,
 )
 
@@ -68,14 +67,23 @@ def load_keys(descs, tiles, opened, batch, kv_head, row, stride_kh, stride_vh, s
 
 
 @gluon.jit
-def key_column(sums_tile, bias, start, columns, num_keys, LAYOUT: gl.constexpr, BIAS: gl.constexpr,
+def first_sum(bias, start, num_keys, BIAS: gl.constexpr):
+    """The sum of the first key of a tile, from which the others of the tile count."""
+    if BIAS == SUMS:
+        ptr = bias[1] + gl.maximum(gl.minimum(start, num_keys - 1), 0)
+        return gl.load(ptr), gl.load(ptr + num_keys)
+    else:
+        return gl.to_tensor(0.0), gl.to_tensor(0.0)
+
+
+@gluon.jit
+def key_column(sums_tile, first_key_sum, bias, start, columns, LAYOUT: gl.constexpr, BIAS: gl.constexpr,
                ONE_SIDED: gl.constexpr):  # fmt: skip
     """The part of the bias that keys bring, counted from the first query, `[1, keys]`; nothing unless ONE_SIDED."""
-    k_pos_ptr, slope, shift, place, high, low = bias[1], bias[3], bias[5], bias[6], bias[7], bias[8]
-    if ONE_SIDED and BIAS == SUMS:  # a tile counts from its first key
-        k_pos_ptr += gl.minimum(start, num_keys - 1)
-        k_high, k_low = gl.load(k_pos_ptr), gl.load(k_pos_ptr + num_keys)
-        column = slope * ((high - k_high) + (low - k_low)) - slope * sums_tile.load(LAYOUT)
+    slope, shift, place, high, low = bias[3], bias[5], bias[6], bias[7], bias[8]
+    if ONE_SIDED and BIAS == SUMS:
+        of_tile = slope * ((high - first_key_sum[0]) + (low - first_key_sum[1]))
+        column = of_tile - slope * sums_tile.load(LAYOUT)
     elif ONE_SIDED:
         # A thread's own part of a column, 0 to 6, and one that is the same for all threads, which the compiler knows.
         first = slope * ((start - shift - place) + (columns & 6)).to(gl.float32)
@@ -122,11 +130,13 @@ def biased_scores(products, factor, own, column, bias, offs_m, offs_n, first, st
             else:
                 own -= slope * a0
         else:
-            distance = row[:, None] - (offs_n - start).to(gl.float32)[None, :]
             if BIAS == LINES:
-                share = log2(1.0 + curve_param * gl.abs(distance)) * inverse[:, None]
-                scores = add_lines(products * factor, share, row_ptr, bias[12], line, last)
+                lines, first_distances = (row_ptr, bias[12], line, last), offs_m + shift - start
+                scores = add_lines(
+                    products * factor, first_distances, offs_n - start, -1, curve_param, inverse[:, None], lines
+                )
             else:
+                distance = row[:, None] - (offs_n - start).to(gl.float32)[None, :]
                 scores = products * factor - slope * curve(distance, curve_param, BIAS)
             factor = gl.to_tensor(1.0)
     return scores, factor, own
@@ -235,7 +245,9 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
     mbarrier.wait(q_ready.index(0), 0)
     mbarrier.wait(k_ready.index(0), 0)
     offs_n = last + columns
-    column = key_column(sums_tiles.index(0), bias, last, columns, num_keys, qk_layout, BIAS, ONE_SIDED)
+    key_sum = first_sum(bias, last, num_keys, BIAS)
+    column = key_column(sums_tiles.index(0), key_sum, bias, last, columns, qk_layout, BIAS, ONE_SIDED)
+    key_sum = first_sum(bias, last - BLOCK_N, num_keys, BIAS)
     k = k_tiles.index(0).reshape([BLOCK_N, HEAD_DIM])
     coefs, form = curve_coefs(bias, knots, spans, first, last, scale, BLOCK_N, BIAS, v_tiles.dtype, qk_layout)
     qk = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -261,7 +273,8 @@ def attend(q_tile, tiles, opened, bias, segments, mask, out_ptr, lse_ptr, first,
         mbarrier.wait(v_ready.index(before), ((t - 1) // NUM_STAGES) & 1)
         v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
         acc = warpgroup_mma(p, v, acc, is_async=True)
-        column = key_column(sums_tiles.index(stage), bias, start, columns, num_keys, qk_layout, BIAS, ONE_SIDED)
+        column = key_column(sums_tiles.index(stage), key_sum, bias, start, columns, qk_layout, BIAS, ONE_SIDED)
+        key_sum = first_sum(bias, start - BLOCK_N, num_keys, BIAS)
         next_coefs, next_form = curve_coefs(
             bias, knots, spans, first, start - BLOCK_N, scale, BLOCK_N, BIAS, v_tiles.dtype, qk_layout
         )

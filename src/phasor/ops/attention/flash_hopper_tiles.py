@@ -121,12 +121,20 @@ def tile_lines(knots, rate, least_inverse, most_inverse, first_distance, last_di
 
 
 @gluon.jit
-def add_lines(scores, share, lines_ptr, knots_ptr, line, last):
-    """Scores with their bias, where all shares lie above the knots before `line`, and below those from `last` on."""
+def add_lines(scores, rows, columns, STEP: gl.constexpr, rate, inverse, lines):
+    """Scores with their bias, of distances that begin by row and change by STEP from column to column.
+
+    `lines` points to the lines of the head and to knots, of which all shares lie above those before `line`, and below
+    those from `last` on.
+    """
+    lines_ptr, knots_ptr, line, last = lines
+    share = log2(1.0 + rate * gl.abs(rows[:, None] + STEP * columns[None, :]).to(gl.float32)) * inverse
     scores += gl.load(lines_ptr + 2 * line) * share + gl.load(lines_ptr + 2 * line + 1)
     for knot in range(line, last):
+        begin = rows + (knot >> 30)  # by zero: the compiler would keep all shares in registers
+        share_above = log2(1.0 + rate * gl.abs(begin[:, None] + STEP * columns[None, :]).to(gl.float32)) * inverse
         bend = gl.load(lines_ptr + 2 * knot + 2) - gl.load(lines_ptr + 2 * knot)
-        scores += bend * gl.maximum(share - gl.load(knots_ptr + knot), 0.0)
+        scores += bend * gl.maximum(share_above - gl.load(knots_ptr + knot), 0.0)
     return scores
 
 
