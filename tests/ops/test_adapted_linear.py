@@ -107,8 +107,8 @@ def test_kernels_add_products_and_read_a_gradient_once(kind, many, monkeypatch):
     for module, name in (
         (kernels, "add_product"),
         (kernels, "gradients"),
-        (kernels, "int8_updated"),
-        (nf4_kernels, "updated"),
+        (kernels, "int8_with_update"),
+        (nf4_kernels, "with_update"),
     ):
         kernel = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, name=name, kernel=kernel: ran.append(name) or kernel(*args))
@@ -116,7 +116,7 @@ def test_kernels_add_products_and_read_a_gradient_once(kind, many, monkeypatch):
     args = draw(kind, (64, 72, 8), torch.float16, (70,))
     with dispatch.force_path("triton"):
         ours = with_gradients(ops.adapted_linear, *args)
-    added = {"nf4": "updated", "int8": "int8_updated"}.get(kind, "add_product") if many else "add_product"
+    added = {"nf4": "with_update", "int8": "int8_with_update"}.get(kind, "add_product") if many else "add_product"
     assert ran == [added, "gradients", added]
     x, matrix, A, B = args
     weight = dequantize(matrix, torch.float16).double()

@@ -15,8 +15,8 @@ Kernels share one legend of names:
 - `BLOCK_M BLOCK_N BLOCK_K`: the rows, columns and inner dimension of a tile (queries and keys in attention, choices of
   a token in routing)
 - `BLOCK_D BLOCK_V BLOCK_H BLOCK_G BLOCK_E BLOCK_T BLOCK_SPLITS`: a tile along features, vocabulary, heads, heads of a
-  group, experts, taps of a convolution, splits; `BLOCK_ROUTER`: inputs of a router; `BLOCK`: along the only dimension
-  there is; `BLOCK_TILE`: the part of a `BLOCK` held at a time
+  group, experts, taps of a convolution or tokens, splits; `BLOCK_ROUTER`: inputs of a router; `BLOCK`: along the only
+  dimension there is; `BLOCK_TILE`: the part of a `BLOCK` held at a time
 - `HEAD_DIM ROTARY_DIM NUM_HEADS NUM_KV_HEADS GROUP_SIZE NUM_SPLITS SPLIT_SIZE TOP_K NUM_KNOTS PAGE_SIZE`: sizes known
   when the kernel is compiled; `PAGE_SIZE` is 0 without pages
 - `STRIDE_...`: strides known when the kernel is compiled; `CONTIGUOUS`: how many features in a row are contiguous
@@ -35,9 +35,14 @@ Kernels share one legend of names:
 - `USE_... IN_RANGE MAY_BE_EMPTY ONE_SIDED TWO_INTERVALS STOCHASTIC INVERSE NORMALIZE PREFETCH`: what holds for all
   elements of a launch, so that the kernel is compiled for it; `DTYPE INTEGER_ASM LR_IS_POINTER`: how an operand is
   read
+- `PAIRS HEADS KV_HEADS` of rotations by given phases: the pairs of features that rotate, and the heads that share their
+  angles; `PHASES_BY_ROW SCALES_BY_ROW`: whether rows of a batch differ in them; `POSITIVE`: polar features of inputs
+  that are magnitudes already
+- `REVERSE NUM_TILES MAX_BLOCKS` of running sums: from the last token on; the tiles of a block; the blocks, padded
 - `PART` of sums over keys: the dtype of the two parts that float32 is multiplied in
-- `SCALE_GROUP` of 4-bit weights: how many inputs share a scale; `PACKING`: the weights of an element; `PLACE`: the
-  lowest bit of one; `SHARE SHARES`: the weights of a thread, and how many times a tile has as many; `GROUPS`: of a tile
+- `SCALE_GROUP` of 4-bit weights: how many inputs share a scale; `PACKING`: the weights of an element; `NUM_WORDS`: the
+  elements of a row of a tile; `PLACE`: the lowest bit of one; `SHARE SHARES`: the weights of a thread, and how many
+  times a tile has as many; `GROUPS`: of a tile
 - `PAD`: the elements after each row of an output, which belong to another tensor
 - `RANK PADDED` of an adapter, and as a tile has it; `TRANSPOSED`: whether a factor lies by its other dimension
 - `GROUP Q_DIM WIDTH LAYOUT` in kernels for Hopper: the number of a warpgroup, `FIRST` or `SECOND`, the dimension along

@@ -133,7 +133,7 @@ def prepare_add(M: int, N: int, stride_y: int, RANK: int, TRANSPOSED: bool) -> t
     return (cdiv(M, ADD_TILE["BLOCK_M"]) * cdiv(N, ADD_TILE["BLOCK_N"]),), {"PADDED": padded_rank(RANK), **ADD_TILE}
 
 
-def prepare_updated(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+def prepare_update(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and the tiles."""
     grid = (cdiv(N, UPDATE_TILE["BLOCK_N"]) * cdiv(K, UPDATE_TILE["BLOCK_K"]),)
     return grid, {"PADDED": padded_rank(RANK), **UPDATE_TILE}
@@ -154,7 +154,7 @@ def prepare_sums(count: int, size: int) -> tuple[tuple[int, ...], dict[str, Any]
 
 
 ADD = KernelLauncher(add_product_kernel, prepare_add)
-INT8_UPDATED = KernelLauncher(int8_updated_kernel, prepare_updated)
+INT8_UPDATED = KernelLauncher(int8_updated_kernel, prepare_update)
 GRADIENTS = KernelLauncher(gradients_kernel, prepare_gradients)
 SUMS = KernelLauncher(sum_parts_kernel, prepare_sums)
 
@@ -170,7 +170,7 @@ def add_product(y: Tensor, low: Tensor, factor: Tensor) -> Tensor:
     return y
 
 
-def int8_updated(values: Tensor, scale: Tensor, A: Tensor, B: Tensor) -> Tensor:
+def int8_with_update(values: Tensor, scale: Tensor, A: Tensor, B: Tensor) -> Tensor:
     """`scale values + B A` for `values [N, K]` in int8, `scale [N]`, `A [rank, K]` and `B [N, rank]`."""
     y = torch.empty(values.shape, dtype=A.dtype, device=A.device)
     factors = {"a_ptr": A.contiguous(), "b_ptr": B.contiguous()}

@@ -24,9 +24,9 @@ COLUMN_GROUPS = 4  # of programs, whose parts of a product are summed
 
 
 @triton.jit
-def computed_once(x, ONCE: tl.constexpr):
-    """Elements of 16 bits as they are: with ONCE the compiler does not compute them again for each of their uses."""
-    if ONCE:
+def computed_once(x, USE_ASM: tl.constexpr):
+    """Elements of 16 bits as they are: with USE_ASM the compiler does not compute them again for each of their uses."""
+    if USE_ASM:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
     return x
 
@@ -34,7 +34,7 @@ def computed_once(x, ONCE: tl.constexpr):
 @triton.jit
 def glu_product_kernel(
     h_ptr, low_ptr, x_ptr, a_ptr, M, D, columns,
-    RANK: tl.constexpr, PADDED: tl.constexpr, ACTIVATION: tl.constexpr, ONCE: tl.constexpr,
+    RANK: tl.constexpr, PADDED: tl.constexpr, ACTIVATION: tl.constexpr, USE_ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Of BLOCK_M rows and a group of columns `h [M, D] = act(gate) * up`, and their part of `h a^T`, `[M, RANK]`."""
@@ -49,7 +49,7 @@ def glu_product_kernel(
         gate = tl.load(x_ptrs, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x_ptrs + D, mask=inside, other=0.0).to(tl.float32)
         value, _ = activation_and_slope(gate, ACTIVATION)
-        h = computed_once((value * up).to(h_ptr.dtype.element_ty), ONCE)
+        h = computed_once((value * up).to(h_ptr.dtype.element_ty), USE_ASM)
         tl.store(h_ptr + offs_m * D + offs_d[None, :], h, mask=inside)
         a = tl.load(a_ptr + ranks * D + offs_d[:, None], mask=(ranks < RANK) & (offs_d[:, None] < D), other=0.0)
         low = tl.dot(h, a, low)
@@ -60,7 +60,7 @@ def glu_product_kernel(
 @triton.jit
 def glu_gradients_kernel(
     dx_ptr, da_ptr, dh_ptr, x_ptr, dlow_ptr, M, D, rows,
-    RANK: tl.constexpr, PADDED: tl.constexpr, ACTIVATION: tl.constexpr, ONCE: tl.constexpr,
+    RANK: tl.constexpr, PADDED: tl.constexpr, ACTIVATION: tl.constexpr, USE_ASM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Of BLOCK_D columns and a group of rows `dx [M, 2 D]`, the gradients of gate and up for that of `h [M, D]`.
@@ -82,7 +82,7 @@ def glu_gradients_kernel(
         value, slope = activation_and_slope(gate, ACTIVATION)
         tl.store(dx_ptr + pairs, (dh * up * slope).to(dx_ptr.dtype.element_ty), mask=inside)
         tl.store(dx_ptr + pairs + D, (dh * value).to(dx_ptr.dtype.element_ty), mask=inside)
-        h = computed_once((value * up).to(dx_ptr.dtype.element_ty), ONCE)
+        h = computed_once((value * up).to(dx_ptr.dtype.element_ty), USE_ASM)
         dlow = tl.load(dlow_ptr + offs_m * RANK + ranks, mask=(offs_m < M) & (ranks < RANK), other=0.0)
         da = tl.dot(tl.trans(h), dlow, da)
     da_ptr += tl.program_id(1).to(tl.int64) * D * RANK
@@ -90,14 +90,14 @@ def glu_gradients_kernel(
 
 
 def prepare(
-    M: int, D: int, columns: int, RANK: int, ACTIVATION: str, ONCE: bool
+    M: int, D: int, columns: int, RANK: int, ACTIVATION: str, USE_ASM: bool
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid, blocks of rows by groups of columns, and the tiles."""
     return (cdiv(M, TILE["BLOCK_M"]), cdiv(D, columns)), {"PADDED": padded_rank(RANK), **TILE}
 
 
 def prepare_gradients(
-    M: int, D: int, rows: int, RANK: int, ACTIVATION: str, ONCE: bool
+    M: int, D: int, rows: int, RANK: int, ACTIVATION: str, USE_ASM: bool
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid, blocks of columns by groups of rows, and the tiles."""
     return (cdiv(D, GRADIENT_TILE["BLOCK_D"]), cdiv(M, rows)), {"PADDED": padded_rank(RANK), **GRADIENT_TILE}
@@ -114,7 +114,7 @@ def glu_product(x: Tensor, A: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     h = x.new_empty(M, D)
     low = torch.empty(cdiv(D, columns), M, rank, dtype=torch.float32, device=x.device)
     tensors = {"h_ptr": h, "low_ptr": low, "x_ptr": x.contiguous(), "a_ptr": A.contiguous()}
-    PRODUCT(x, tensors, M=M, D=D, columns=columns, RANK=rank, ACTIVATION=activation, ONCE=x.is_cuda)
+    PRODUCT(x, tensors, M=M, D=D, columns=columns, RANK=rank, ACTIVATION=activation, USE_ASM=x.is_cuda)
     return h, sum_parts(low, x.dtype)
 
 
@@ -126,5 +126,5 @@ def glu_product_backward(dh: Tensor, x: Tensor, dlow: Tensor, activation: str) -
     dx, da = empty_dense(x), torch.empty(cdiv(M, rows), rank, D, dtype=torch.float32, device=x.device)
     tensors = {"dx_ptr": dx, "da_ptr": da, "dh_ptr": dh.contiguous(), "x_ptr": x.contiguous()}
     tensors |= {"dlow_ptr": dlow.contiguous()}
-    GRADIENTS(x, tensors, M=M, D=D, rows=rows, RANK=rank, ACTIVATION=activation, ONCE=x.is_cuda)
+    GRADIENTS(x, tensors, M=M, D=D, rows=rows, RANK=rank, ACTIVATION=activation, USE_ASM=x.is_cuda)
     return dx, sum_parts(da, x.dtype)

@@ -78,18 +78,18 @@ def nf4_updated_kernel(
     RANK: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A tile of `y [N, K]`: the weights of words and the product of `b [N, RANK]` and `a [RANK, K]`, rounded once."""
-    WORDS: tl.constexpr = BLOCK_K // 8
+    NUM_WORDS: tl.constexpr = BLOCK_K // 8
     tiles = tl.cdiv(K, BLOCK_K)
     first_n, first_k = tl.program_id(0) // tiles * BLOCK_N, tl.program_id(0) % tiles * BLOCK_K
     update = product_tile(b_ptr, a_ptr, first_n, first_k, N, K, RANK, PADDED, BLOCK_N, BLOCK_K)
-    places = tl.arange(0, BLOCK_N * WORDS)
-    rows, columns = first_n + places // WORDS, first_k // 8 + places % WORDS
+    places = tl.arange(0, BLOCK_N * NUM_WORDS)
+    rows, columns = first_n + places // NUM_WORDS, first_k // 8 + places % NUM_WORDS
     inside = (rows < N) & (columns < K // 8)
     words = rows * (K // 8) + columns
     y = dequantize_words(
-        words_ptr, words, inside, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, BLOCK_N * WORDS
+        words_ptr, words, inside, absmax_ptr, nested_ptr, offset_ptr, code_ptr, map_ptr, BLOCK_N * NUM_WORDS
     )  # fmt: skip
-    store_words(y_ptr, words, inside, y + tl.reshape(update, [BLOCK_N * WORDS, 8]))
+    store_words(y_ptr, words, inside, y + tl.reshape(update, [BLOCK_N * NUM_WORDS, 8]))
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def prepare_dequantize(num_words: int) -> tuple[tuple[int, ...], dict[str, Any]]
     return (cdiv(num_words, WORDS),), {"BLOCK": WORDS, "num_warps": 4, **ROUNDED}
 
 
-def prepare_updated(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+def prepare_update(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and the tiles."""
     grid = (cdiv(N, UPDATE_TILE["BLOCK_N"]) * cdiv(K, UPDATE_TILE["BLOCK_K"]),)
     return grid, {"PADDED": padded_rank(RANK), **UPDATE_TILE, **ROUNDED}
@@ -147,7 +147,7 @@ def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any
 
 
 DEQUANTIZE = KernelLauncher(nf4_dequantize_kernel, prepare_dequantize)
-UPDATED = KernelLauncher(nf4_updated_kernel, prepare_updated)
+UPDATED = KernelLauncher(nf4_updated_kernel, prepare_update)
 GEMM = KernelLauncher(nf4_gemm_kernel, prepare_gemm)
 
 
@@ -160,7 +160,7 @@ def dequantize(matrix: NF4Matrix, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def updated(matrix: NF4Matrix, A: Tensor, B: Tensor) -> Tensor:
+def with_update(matrix: NF4Matrix, A: Tensor, B: Tensor) -> Tensor:
     """`W + B A` for a matrix `[N, K]` whose rows are whole words, `A [rank, K]` and `B [N, rank]`."""
     tables = tables_of(matrix)
     words = tables.pop("values_ptr").view(torch.int32)

@@ -25,10 +25,10 @@ def update_by_kernel(matrix: FrozenMatrix, A: Tensor, B: Tensor) -> Tensor:
     if isinstance(matrix, Int8Matrix):
         from phasor.ops import low_rank_kernels
 
-        return low_rank_kernels.int8_updated(*matrix, A, B)
+        return low_rank_kernels.int8_with_update(*matrix, A, B)
     from phasor.ops.quantized import nf4_kernels
 
-    return nf4_kernels.updated(matrix, A, B)
+    return nf4_kernels.with_update(matrix, A, B)
 
 
 def update_in_torch(matrix: FrozenMatrix, A: Tensor, B: Tensor) -> Tensor:

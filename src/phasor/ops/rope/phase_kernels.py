@@ -23,14 +23,14 @@ MANY_PAIRS = 2**20  # of tokens: enough to fill a device with programs of 1024
 
 @triton.jit
 def load_pairs(ptr, is_token, PAIRS: tl.constexpr, ADJACENT: tl.constexpr):
-    """The first and the second features of the heads that `ptr` `[R, 1]` points to, `[R, C]` each, in float32."""
-    C: tl.constexpr = triton.next_power_of_2(PAIRS)
+    """The first and the second features of the heads that `ptr` `[R, 1]` points to, `[R, BLOCK_D]` each, in float32."""
+    BLOCK_D: tl.constexpr = triton.next_power_of_2(PAIRS)
     if ADJACENT:
-        cols = tl.arange(0, 2 * C)[None, :]
+        cols = tl.arange(0, 2 * BLOCK_D)[None, :]
         x = tl.load(ptr + cols, is_token & (cols < 2 * PAIRS), other=0.0).to(tl.float32)
-        return tl.split(tl.reshape(x, (ptr.shape[0], C, 2)))
+        return tl.split(tl.reshape(x, (ptr.shape[0], BLOCK_D, 2)))
     else:
-        cols = tl.arange(0, C)[None, :]
+        cols = tl.arange(0, BLOCK_D)[None, :]
         mask = is_token & (cols < PAIRS)
         u, v = tl.load(ptr + cols, mask, other=0.0), tl.load(ptr + (PAIRS + cols), mask, other=0.0)
         return u.to(tl.float32), v.to(tl.float32)
@@ -39,13 +39,13 @@ def load_pairs(ptr, is_token, PAIRS: tl.constexpr, ADJACENT: tl.constexpr):
 @triton.jit
 def store_pairs(ptr, u, v, is_token, PAIRS: tl.constexpr, ADJACENT: tl.constexpr):
     """Store what `load_pairs` returns."""
-    C: tl.constexpr = triton.next_power_of_2(PAIRS)
+    BLOCK_D: tl.constexpr = triton.next_power_of_2(PAIRS)
     u, v = u.to(ptr.dtype.element_ty), v.to(ptr.dtype.element_ty)
     if ADJACENT:
-        cols = tl.arange(0, 2 * C)[None, :]
-        tl.store(ptr + cols, tl.reshape(tl.join(u, v), (ptr.shape[0], 2 * C)), is_token & (cols < 2 * PAIRS))
+        cols = tl.arange(0, 2 * BLOCK_D)[None, :]
+        tl.store(ptr + cols, tl.reshape(tl.join(u, v), (ptr.shape[0], 2 * BLOCK_D)), is_token & (cols < 2 * PAIRS))
     else:
-        cols = tl.arange(0, C)[None, :]
+        cols = tl.arange(0, BLOCK_D)[None, :]
         mask = is_token & (cols < PAIRS)
         tl.store(ptr + cols, u, mask)
         tl.store(ptr + (PAIRS + cols), v, mask)
@@ -62,7 +62,7 @@ def copy_features(ptr, out_ptr, is_token, FIRST: tl.constexpr, HEAD_DIM: tl.cons
 
 @triton.jit
 def load_angles(phase_ptr, scale_ptr, row, scale_row, is_token, INVERSE: tl.constexpr, PAIRS: tl.constexpr):
-    """Cosines and sines `[R, C]` of the phases of rows `[R, 1]`, times their scale."""
+    """Cosines and sines `[R, BLOCK_D]` of the phases of rows `[R, 1]`, times their scale."""
     cols = tl.arange(0, triton.next_power_of_2(PAIRS))[None, :]
     mask = is_token & (cols < PAIRS)
     cos, sin = phase_cos_sin(tl.load(phase_ptr + row * PAIRS + cols, mask, other=0))

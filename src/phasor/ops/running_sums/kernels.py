@@ -19,9 +19,9 @@ ANGLES = 1024  # of a program
 
 
 @triton.jit
-def load_tile(x_ptr, batch, first, last, col, T, N, REVERSE: tl.constexpr, TILE: tl.constexpr):
-    """The pointers of `TILE` tokens from `first` on as offsets `[TILE, C]`, and which of them are before `last`."""
-    index = first + tl.arange(0, TILE)[:, None]
+def load_tile(x_ptr, batch, first, last, col, T, N, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Offsets `[BLOCK_T, BLOCK_D]` of tokens from `first` on, which of them are before `last`, and their elements."""
+    index = first + tl.arange(0, BLOCK_T)[:, None]
     token = T - 1 - index if REVERSE else index
     offset = (batch * T + token) * N + col
     mask = (index < last) & (col < N)
@@ -30,15 +30,16 @@ def load_tile(x_ptr, batch, first, last, col, T, N, REVERSE: tl.constexpr, TILE:
 
 @triton.jit(do_not_specialize=["T"])
 def totals_kernel(
-    x_ptr, totals_ptr, T, N, COLUMNS: tl.constexpr, REVERSE: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
-):
-    """The sums `[B, blocks, N]` of blocks of `TILE * TILES` tokens of `[B, T, N]`."""
+    x_ptr, totals_ptr, T, N,
+    BLOCK_D: tl.constexpr, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr, NUM_TILES: tl.constexpr,
+):  # fmt: skip
+    """The sums `[B, blocks, N]` of blocks of `BLOCK_T * NUM_TILES` tokens of `[B, T, N]`."""
     batch, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    col = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    first = block * TILE * TILES
-    total = tl.zeros((TILE, COLUMNS), x_ptr.dtype.element_ty)
-    for i in range(TILES):
-        _, _, x = load_tile(x_ptr, batch, first + i * TILE, T, col, T, N, REVERSE, TILE)
+    col = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    first = block * BLOCK_T * NUM_TILES
+    total = tl.zeros((BLOCK_T, BLOCK_D), x_ptr.dtype.element_ty)
+    for i in range(NUM_TILES):
+        _, _, x = load_tile(x_ptr, batch, first + i * BLOCK_T, T, col, T, N, REVERSE, BLOCK_T)
         total += x
     out = totals_ptr + (batch * tl.num_programs(0) + block) * N + col
     tl.store(out, tl.sum(total, 0)[None, :], col < N)
@@ -47,19 +48,20 @@ def totals_kernel(
 @triton.jit(do_not_specialize=["T"])
 def cumsum_kernel(
     x_ptr, totals_ptr, out_ptr, T, N,
-    COLUMNS: tl.constexpr, REVERSE: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, MAX_BLOCKS: tl.constexpr,
+    BLOCK_D: tl.constexpr, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr, NUM_TILES: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Running sums of a block of tokens, after the sums of all blocks before it."""
     batch, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    col = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    first = block * TILE * TILES
-    before = tl.zeros((1, COLUMNS), x_ptr.dtype.element_ty)
+    col = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    first = block * BLOCK_T * NUM_TILES
+    before = tl.zeros((1, BLOCK_D), x_ptr.dtype.element_ty)
     if totals_ptr is not None:
         other = tl.arange(0, MAX_BLOCKS)[:, None]
         totals_ptr += (batch * tl.num_programs(0) + other) * N + col
         before += tl.sum(tl.load(totals_ptr, (other < block) & (col < N), other=0), 0)[None, :]
-    for i in range(TILES):
-        offset, mask, x = load_tile(x_ptr, batch, first + i * TILE, T, col, T, N, REVERSE, TILE)
+    for i in range(NUM_TILES):
+        offset, mask, x = load_tile(x_ptr, batch, first + i * BLOCK_T, T, col, T, N, REVERSE, BLOCK_T)
         tl.store(out_ptr + offset, before + tl.cumsum(x, 0), mask)
         before += tl.sum(x, 0)[None, :]
 
@@ -78,7 +80,7 @@ def launch_cumsum(x: Tensor, out: Tensor, *, reverse: bool) -> None:
     tiles = cdiv(tokens, BLOCKS * TILE)
     blocks = cdiv(tokens, tiles * TILE)
     grid = blocks, cdiv(width, columns), rows
-    shared = {"T": tokens, "N": width, "COLUMNS": columns, "REVERSE": reverse, "TILE": TILE, "TILES": tiles}
+    shared = {"T": tokens, "N": width, "BLOCK_D": columns, "REVERSE": reverse, "BLOCK_T": TILE, "NUM_TILES": tiles}
     totals = None
     if blocks > 1:
         totals = x.new_empty((rows, blocks, width))

@@ -11,11 +11,13 @@ from phasor.ops.online_softmax import online_softmax
 
 
 @triton.jit
-def gather_tile(ptr, rows, stride, valid, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr, ALL: tl.constexpr = False):
-    """`[BLOCK_M, BLOCK_D]` of some rows; zeros where a row is not valid, unless ALL are read, and past HEAD_DIM."""
+def gather_tile(
+    ptr, rows, stride, valid, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr, IN_RANGE: tl.constexpr = False
+):
+    """`[BLOCK_M, BLOCK_D]` of some rows; zeros where a row is not valid, unless all are IN_RANGE, and past HEAD_DIM."""
     offs_d = tl.arange(0, BLOCK_D)
     ptrs = ptr + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
-    if ALL and BLOCK_D == HEAD_DIM:
+    if IN_RANGE and BLOCK_D == HEAD_DIM:
         return tl.load(ptrs)
     else:
         return tl.load(ptrs, mask=valid[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
@@ -59,13 +61,13 @@ def store_pairs(out_ptr, x, pair, valid, query, stride_ot, stride_os, HEAD_DIM: 
 def attend_to_held(q_ptr, k, v, out_ptr, lse_ptr, pairs_ptr, first, last, offs_n, num_keys, offset, factor,
                    stride_qt, stride_ot, stride_os,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
-                   IS_OWN: tl.constexpr):  # fmt: skip
+                   CAUSAL: tl.constexpr):  # fmt: skip
     """Outputs of pairs of queries and slots, tile by tile, over one block of keys and values that is loaded already."""
     for place in range(first, last, BLOCK_M):
         pair, valid, query = load_pairs(pairs_ptr, place, last, SLOTS, BLOCK_M)
         q = gather_tile(q_ptr, query, stride_qt, valid, BLOCK_D, HEAD_DIM, True)
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if IS_OWN:  # of a block before its own a query sees all
+        if CAUSAL:  # of a block before its own a query sees all
             products = tl.where(offs_n <= tl.where(valid, query + offset, num_keys)[:, None], products, float("-inf"))
         m_i = tl.max(products, 1) * factor
         p = tl.exp2(products * factor - m_i[:, None])
