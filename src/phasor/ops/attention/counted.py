@@ -81,7 +81,7 @@ def counted_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Sc
         FlashArgs(q, k, v, far_bounds, key_mask=key_mask, scale=scale, softcap=softcap)
     )
     y, _ = combine(*near, far, far_lse + of_last * LOG2E)
-    return y.unflatten(0, (rows, kv_heads)).transpose(1, 2).flatten(2, 3)
+    return y.view(rows, kv_heads, *y.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
 def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
@@ -90,7 +90,9 @@ def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
     >>> by_kv_head(torch.zeros(2, 5, 6, 4), 3).shape
     torch.Size([6, 5, 2, 4])
     """
-    return x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(0, 1)
+    rows, count, heads, head_dim = x.shape
+    by_head = x.reshape(rows, count, kv_heads, heads // kv_heads, head_dim)
+    return by_head.transpose(1, 2).flatten(0, 1)
 
 
 @custom_op("phasor::count_keys")
