@@ -76,7 +76,7 @@ def test_when_there_are_no_kernels():
         return found[0]
 
     half = torch.zeros(4, 6, dtype=torch.float16)
-    assert why_not(half) == "the tensors are not on a GPU"
+    assert why_not(half.cpu()) == "the tensors are not on a GPU"
     with dispatch.force_path("triton"):
         assert why_not(half.float()) == "float32 has no kernel"
         assert why_not(half, 65) == "the rank is 65, more than 64"

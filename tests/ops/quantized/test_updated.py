@@ -6,7 +6,7 @@ from device import DEVICE
 from references import normal
 
 from phasor.ops import dispatch
-from phasor.ops.quantized import UPDATED_MATRIX, dequantize, quantize_int8, quantize_nf4, updated_matrix
+from phasor.ops.quantized import UPDATED_MATRIX, NF4Matrix, dequantize, quantize_int8, quantize_nf4, updated_matrix
 
 QUANTIZE = {"nf4": quantize_nf4, "int8": quantize_int8}
 SIZES = [(64, 128, 16), (73, 200, 8), (130, 72, 48), (5, 264, 3), (70, 128, 100)]  # outputs, inputs, rank
@@ -64,7 +64,8 @@ def test_the_error_is_that_of_the_matrix_alone_for_updates_of_any_size(quantize,
 def test_when_there_is_no_kernel():
     def why_not(matrix, rank=8, dtype=torch.float16):
         outputs, inputs = len(matrix.values), matrix.inputs
-        A, B = torch.zeros(rank, inputs, dtype=dtype), torch.zeros(outputs, rank, dtype=dtype)
+        kind = {"dtype": dtype, "device": matrix.values.device}
+        A, B = torch.zeros(rank, inputs, **kind), torch.zeros(outputs, rank, **kind)
         return next(iter(UPDATED_MATRIX.explain(matrix, A, B)[1].values()))
 
     matrix, odd = quantize_nf4(normal(4, 64).float()), quantize_nf4(normal(4, 60).float())
@@ -72,4 +73,4 @@ def test_when_there_is_no_kernel():
         assert why_not(matrix, dtype=torch.float32) == "float32 has no kernel"
         assert why_not(matrix, rank=129) == "the rank is 129, more than 128"
         assert why_not(odd) == "its rows do not begin and end at multiples of 4 bytes"
-    assert why_not(matrix) == "the tensors are not on a GPU"
+    assert why_not(NF4Matrix(*(part.cpu() for part in matrix))) == "the tensors are not on a GPU"
