@@ -40,7 +40,8 @@ flash_products_launch = pytest.importorskip("phasor.ops.attention.flash_products
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of sixteen by sixteen, so that a few dozen tokens are several."""
-    monkeypatch.setattr(tiles, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
+    for module in (flash_launch, flash_products_launch):
+        monkeypatch.setattr(module, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
 
 
 def visible_of(bounds, keys, attention_mask=None):
