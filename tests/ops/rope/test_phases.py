@@ -217,7 +217,8 @@ class TestModels:
             place = scheme.for_layer(x, place, scheme.layer_weights(0), LayerStep(Mask(), None))
         together = scheme.on_heads(q, k, k, place)
         for got, same in zip((scheme.on_query(q, place), scheme.on_key(k, place), k), together, strict=True):
-            assert torch.equal(got, same)
+            # Compiled for other heads, another of the two products may be rounded before they are added.
+            torch.testing.assert_close(got, same, rtol=0, atol=EXACT)
         assert launches.call_count == 3
 
     @pytest.mark.parametrize("name", SCHEMES)
