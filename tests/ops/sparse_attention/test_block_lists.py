@@ -34,8 +34,7 @@ HEADS, KV_HEADS, DIM = 4, 2, 16
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of sixteen by sixteen, so that a few dozen tokens are several."""
-    for module in (tiles, list_launch):
-        monkeypatch.setattr(module, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
+    monkeypatch.setattr(list_launch, "tiling", lambda kernel, q: tiles.Tiling(16, 16, 4, 1))
 
 
 def qkv(queries, keys, dtype, rows=1):
