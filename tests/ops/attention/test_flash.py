@@ -435,6 +435,34 @@ def test_kernel_with_other_queries_and_keys_for_some_distances(rule, options, sp
         torch.testing.assert_close(ours.double(), expected, rtol=SINGLE, atol=SINGLE)
 
 
+@pytest.mark.parametrize(
+    ("fields", "keys", "apart"),
+    [
+        ({}, 20, True),
+        ({}, 19, False),
+        ({"window": 19}, 64, False),
+        ({"window": 20}, 64, True),
+        ({"causal": False}, 64, False),
+    ],
+)
+def test_far_keys_are_attended_to_apart(fields, keys, apart, monkeypatch):
+    """Where queries have a row of a table each, the last entry of which most keys share: reach 5, so 20 keys."""
+    calls = []
+    kernels = flash.interval_attention
+    monkeypatch.setattr(flash, "interval_attention", lambda args: calls.append(args.table is None) or kernels(args))
+    q, k, v = (normal(1, keys, 2, 16, seed=seed).float() for seed in range(3))
+    positions = torch.arange(keys)[None]
+    bias = ProductBias(
+        q, k, DistanceRows(positions, positions, reach=5), 0.3, query_table=normal(11, 1, 16, seed=4).float()
+    )
+    score_mod = ScoreMod(scale=0.3, bias=bias, counted=True)
+    mask = Mask(**({"causal": True} | fields))
+    with dispatch.force_path("triton"):
+        y = flash.flash_attention(q, k, v, mask, score_mod)
+    assert calls == ([False, True] if apart else [False])
+    torch.testing.assert_close(y, attention_ref(q, k, v, mask, score_mod)[0], rtol=SINGLE, atol=SINGLE)
+
+
 @pytest.mark.parametrize("bias", ["behind", "fire", "shaw", "both"])
 def test_kernel_of_a_chunk_after_a_cache(bias):
     compare(Mask(causal=True, offset=23, window=12), queries=18, heads=(1, 1), keys=41, bias=bias, rows=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,16 +15,19 @@ from phasor.ops.attention.combine import combine
 from phasor.ops.attention.fire_bias import FIREBias
 from phasor.ops.attention.flash_args import FlashArgs, output_dtype
 from phasor.ops.attention.mask import Mask
-from phasor.ops.attention.relative import ProductBias, products_by_row
-from phasor.ops.attention.score_mod import ScoreMod
+from phasor.ops.attention.relative import ProductBias, RelativeValues, products_by_row
+from phasor.ops.attention.score_mod import ScoreMod, Span
 from phasor.ops.attention.sdpa import PIECES, RELATIVE_VALUES
 from phasor.ops.custom_op import custom_op, save_record, saved_record
 from phasor.ops.dispatch import compute_dtype, must_be_deterministic, needs_grad
 from phasor.ops.launch import empty_dense
+from phasor.ops.linear_float32 import linear_float32
 
 MAX_HEAD_DIM = 256
 MAX_KNOTS = 1024  # that a kernel holds
 MAX_DISTANCES = 1026  # each of which has a product with every query: 1,024, and those beyond on either side
+FAR = 4  # times the distances of a table are so many keys that those beyond are attended to apart
+LOG2E = math.log2(math.e)
 LEARNED = ("slopes", "rates", "powers", "table", "inverse_spans", "query_zeros", "key_zeros")  # what a bias may learn
 
 
@@ -106,8 +110,10 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score_mod: Scor
     args = args._replace(**bias_args(q, mask, score_mod))
     if not score_mod.pieces:
         out: Tensor
-        out, _, weights = interval_attention(args)
         values = score_mod.relative_values
+        if has_far_keys(args, mask):
+            return attend_near_and_far(args, mask, values)
+        out, _, weights = interval_attention(args)
         return out.to(q.dtype) if values is None else out + values.average(weights).to(out.dtype)
     return attend_in_pieces(args, mask, score_mod)
 
@@ -127,7 +133,8 @@ def bias_args(q: Tensor, mask: Mask, score_mod: ScoreMod) -> dict[str, Any]:
     if isinstance(bias, ProductBias):
         assert bias.query_table is not None
         with torch.autocast(q.device.type, enabled=False):  # which would round the products
-            table = products_by_row(bias.q.float(), bias.query_table.float()) * bias.scale
+            table = query_rows(bias.q, bias.query_table)
+        table = table if bias.scale == 1.0 else table * bias.scale
         own: dict[str, Any] = {
             "table": table,
             "shifts": prepared_shifts(mask, q_pos, k_pos),
@@ -149,10 +156,45 @@ def bias_args(q: Tensor, mask: Mask, score_mod: ScoreMod) -> dict[str, Any]:
     return {**positions, **fields, "shifts": shifts, "min_distance": bias.min_distance}
 
 
+def query_rows(q: Tensor, table: Tensor) -> Tensor:
+    """Products of `[B, T, H, D]` with every row of a table `[rows, heads, D]` in float32, as `[B, H, T, rows]`."""
+    if table.shape[1] == 1:
+        return linear_float32(q.transpose(1, 2), table[:, 0].to(q.dtype))
+    return products_by_row(q.float(), table.float())
+
+
 def prepared_shifts(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """What `intervals.shifts` gives, prepared or not."""
     shifts = mask.prepared.shifts
     return intervals.shifts(mask, query_positions, key_positions) if shifts is None else shifts
+
+
+def has_far_keys(args: FlashArgs, mask: Mask) -> bool:
+    """Whether queries have a row of a table each, and most keys are farther away than all but its last entry."""
+    if args.table is None or args.table.dim() != 4 or not (args.one_sided and args.positions_count):
+        return False
+    far = args.min_distance + args.table.shape[-1] - 1
+    return min(args.k.shape[1], mask.window or args.k.shape[1]) >= FAR * max(far, 1)
+
+
+def attend_near_and_far(args: FlashArgs, mask: Mask, values: RelativeValues | None) -> Tensor:
+    """Attention to the keys that have entries of their own in the row of a query, and to those that share the last one.
+
+    That is added to the logsumexp of their scores, so that these need no table.
+    """
+    queries, keys, table = args.query_positions, args.key_positions, args.table
+    assert queries is not None and keys is not None and table is not None  # noqa: PT018
+    far = args.min_distance + table.shape[-1] - 1
+    spans = Span(None, far - 1), Span(far, None)
+    near_bounds, far_bounds = (intervals.restrict(args.bounds, span, mask, queries, keys) for span in spans)
+    out, lse, weights = interval_attention(args._replace(bounds=near_bounds, ranges=None))
+    plain = args._replace(query_positions=None, key_positions=None, shifts=None, table=None, sum_weights=False)
+    out_far, lse_far, _ = interval_attention(plain._replace(bounds=far_bounds, ranges=None, sink_logits=None))
+    if values is not None:
+        last = values.table[-1].repeat_interleave(args.q.shape[2] // values.table.shape[1], dim=0)  # [H, D]
+        out, out_far = out + values.average(weights).to(out.dtype), out_far + last.to(out.dtype)
+    together: Tensor = combine(out, lse, out_far, lse_far + table[..., -1] * LOG2E)[0]
+    return together.to(args.q.dtype)
 
 
 def attend_in_pieces(args: FlashArgs, mask: Mask, score_mod: ScoreMod) -> Tensor:
