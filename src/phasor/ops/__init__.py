@@ -47,5 +47,7 @@ Kernels share one legend of names:
 - `RANK PADDED` of an adapter, and as a tile has it; `TRANSPOSED`: whether a factor lies by its other dimension
 - `GROUP Q_DIM WIDTH LAYOUT` in kernels for Hopper: the number of a warpgroup, `FIRST` or `SECOND`, the dimension along
   which queries lie, the columns that a polynomial serves, and how a tile lies in registers; `COUNT ARRIVALS` of
-  barriers; `HALF` of the features, those whose gradients of queries a warpgroup computes
+  barriers; `HALF` of the features, those whose gradients of queries a warpgroup computes; `STEP UNIT`: by how much the
+  distance changes from column to column, and by how much where the variable of a polynomial changes by 1; `FIRST_ROW`
+  of the part of a tile that is read
 """
