@@ -26,7 +26,7 @@ from phasor.ops.linear_float32 import linear_float32
 MAX_HEAD_DIM = 256
 MAX_KNOTS = 1024  # that a kernel holds
 MAX_DISTANCES = 1026  # each of which has a product with every query: 1,024, and those beyond on either side
-FAR = 4  # times the distances of a table are so many keys that those beyond are attended to apart
+FAR = 4  # with this many keys per distance of a table, those beyond the table are attended to apart
 LOG2E = math.log2(math.e)
 LEARNED = ("slopes", "rates", "powers", "table", "inverse_spans", "query_zeros", "key_zeros")  # what a bias may learn
 
