@@ -184,7 +184,7 @@ def curve_coefs(bias, knots, spans, first, start, scale, BLOCK_N: gl.constexpr, 
     coefs = gl.zeros([64, 16], dtype, operand)
     if has_curve(BIAS):
         least = first + shift - start - BLOCK_N + 1
-        far = is_far(least, BLOCK_N, curve_param, BIAS)
+        far = is_far(least, BLOCK_N // 2, curve_param, BIAS)
         by_row = gl.full([64, 1], 1.0, gl.float32, operand)
         if BIAS == LINES:
             line, last = tile_lines(knots, curve_param, least_inverse, most_inverse, least, least + BLOCK_N + 62)
