@@ -218,7 +218,8 @@ def backward(
     tensors |= {"dk_sums_ptr": dk_sums, "dspans_ptr": dq_sums, "ranges_ptr": ranges}
     table, spans = args.table, args.inverse_spans
     table = table if table is None or spans is not None else twice(table)
-    tensors |= mask_and_bias(args, table, {"span_ranges_ptr": None if spans is None else span_ranges(spans)})
+    span_ranges_read = None if spans is None else pad(span_ranges(spans).flatten(), (0, 2))  # past the last tile too
+    tensors |= mask_and_bias(args, table, {"span_ranges_ptr": span_ranges_read})
     descs["spans_desc"] = None if spans is None else describe_rows(spans[:, None], ROWS)
     powers = None if spans is None else powers_of_spans(spans, q.dtype)
     descs["powers_desc"] = None if powers is None else describe(powers, powers.shape, powers.stride(), (1, 16, ROWS))
