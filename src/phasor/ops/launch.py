@@ -168,10 +168,19 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def supports_ptx(device: torch.device) -> bool:
+    """Whether kernels may have instructions of NVIDIA's: torch calls AMD's GPUs `cuda` too.
+
+    >>> supports_ptx(torch.device("cpu"))
+    False
+    """
+    return device.type == "cuda" and torch.version.hip is None
+
+
 def supports_pdl(device: torch.device) -> bool:
     """Whether a kernel on this device may start before the previous one has ended (Hopper and later).
 
     >>> supports_pdl(torch.device("cpu"))
     False
     """
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return supports_ptx(device) and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,9 +1,12 @@
 """Gated activations and their products of low rank: the kernels against float64, and when they are taken."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from device import DEVICE, ON_GPU
 from references import normal
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor.ops import dispatch
 from phasor.ops.glu import GLU_ACTIVATIONS, glu_ref
@@ -63,6 +66,22 @@ def test_without_the_kernels_the_results_are_the_same(activation):
     wanted = torch.autograd.grad(glu_ref(wide, activation), wide, before.double())[0]
     for found, right in ((h, exact), (low, exact @ A.double().t()), (dx, wanted), (dA, dlow.double().t() @ exact)):
         torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.cpu_only("kernels are not launched, on tensors that say they are on a GPU")
+@pytest.mark.parametrize("hip", [None, "7.0"])
+def test_instructions_of_nvidia_are_for_its_gpus_alone(hip, monkeypatch):
+    kernels, asked = pytest.importorskip("phasor.ops.glu.product_kernels"), []
+    for name in ("PRODUCT", "GRADIENTS"):
+        monkeypatch.setattr(kernels, name, lambda *_, **given: asked.append(given["USE_ASM"]))
+    monkeypatch.setattr(kernels, "sum_parts", lambda parts, dtype: parts)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=3))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with FakeTensorMode():
+        x, A, dh, dlow = (torch.empty(*shape, device="cuda:0") for shape in ((4, 32), (8, 16), (4, 16), (4, 8)))
+        kernels.glu_product(x, A, "swiglu")
+        kernels.glu_product_backward(dh, x, dlow, "swiglu")
+    assert asked == [hip is None] * 2
 
 
 def test_when_there_are_no_kernels():

@@ -17,6 +17,7 @@ from torch import Tensor
 from phasor.ops.decode.arguments import NormArgs
 from phasor.ops.decode.small_gemm import small_gemm
 from phasor.ops.decode.tiles import Tiles, choose_tiles
+from phasor.ops.launch import supports_ptx
 from phasor.ops.pdl import pdl_launch, pdl_wait
 from phasor.ops.quantized import Int4Matrix, Matrix
 
@@ -156,7 +157,7 @@ def launch_arguments(
         "BLOCK_K": block_k,
         "NUM_STAGES": tiles.num_stages,
         "USE_PDL": pdl,
-        "INTEGER_ASM": scale is not None and x.is_cuda and torch.version.hip is None,
+        "INTEGER_ASM": scale is not None and supports_ptx(x.device),
         "SCALE_GROUP": group,
         "num_warps": tiles.num_warps if scale is None else max(1, tiles.num_warps * block_k // tiles.block_k),
     }

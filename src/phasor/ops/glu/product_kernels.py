@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.glu.kernels import activation_and_slope
-from phasor.ops.launch import KernelLauncher, cdiv, empty_dense
+from phasor.ops.launch import KernelLauncher, cdiv, empty_dense, supports_ptx
 from phasor.ops.low_rank_kernels import padded_rank, rows_of_a_group, sum_parts
 
 TILE = {"BLOCK_M": 32, "BLOCK_D": 128, "NUM_STAGES": 3, "num_warps": 4}
@@ -114,7 +114,7 @@ def glu_product(x: Tensor, A: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     h = x.new_empty(M, D)
     low = torch.empty(cdiv(D, columns), M, rank, dtype=torch.float32, device=x.device)
     tensors = {"h_ptr": h, "low_ptr": low, "x_ptr": x.contiguous(), "a_ptr": A.contiguous()}
-    PRODUCT(x, tensors, M=M, D=D, columns=columns, RANK=rank, ACTIVATION=activation, USE_ASM=x.is_cuda)
+    PRODUCT(x, tensors, M=M, D=D, columns=columns, RANK=rank, ACTIVATION=activation, USE_ASM=supports_ptx(x.device))
     return h, sum_parts(low, x.dtype)
 
 
@@ -126,5 +126,5 @@ def glu_product_backward(dh: Tensor, x: Tensor, dlow: Tensor, activation: str) -
     dx, da = empty_dense(x), torch.empty(cdiv(M, rows), rank, D, dtype=torch.float32, device=x.device)
     tensors = {"dx_ptr": dx, "da_ptr": da, "dh_ptr": dh.contiguous(), "x_ptr": x.contiguous()}
     tensors |= {"dlow_ptr": dlow.contiguous()}
-    GRADIENTS(x, tensors, M=M, D=D, rows=rows, RANK=rank, ACTIVATION=activation, USE_ASM=x.is_cuda)
+    GRADIENTS(x, tensors, M=M, D=D, rows=rows, RANK=rank, ACTIVATION=activation, USE_ASM=supports_ptx(x.device))
     return dx, sum_parts(da, x.dtype)
