@@ -169,6 +169,19 @@ def test_deterministic_gradients_are_computed_otherwise():
             torch.use_deterministic_algorithms(False)
 
 
+def test_second_derivatives_are_refused_only_where_they_are_asked_for():
+    q, k, v, table = inputs = case(torch.float32, queries=19)
+    score_mod = ScoreMod(scale=0.3, bias=CountBias(q, k, table, 0.3, LayerStep(SEES_ALL, None)))
+    with dispatch.force_path("triton"):
+        y = ATTENTION(q, k, v, Mask(causal=True), score_mod).square().sum()
+        expected = torch.autograd.grad(y, inputs, retain_graph=True)
+        grads = torch.autograd.grad(y, inputs, create_graph=True)
+        for ours, theirs in zip(grads, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=SINGLE, atol=SINGLE)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            torch.autograd.grad(sum(x.square().sum() for x in grads), inputs)
+
+
 def test_operations_pass_opcheck_and_compile():
     q, k, v, table = case(torch.float32, queries=19, heads=(2, 1))
     bounds = intervals.intervals(Mask(causal=True), 19, 19, q.device).expand(2, -1, -1).contiguous()

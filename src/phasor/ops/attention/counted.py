@@ -132,7 +132,9 @@ def count_backward(ctx: Any, grad: Tensor | None, grad_last: Tensor | None, *_: 
     last = len(table) - 1
     if grad is None:
         grad = q.new_zeros((rows, heads, queries, padded_rows(table)), dtype=torch.float32)
-    own = torch.mul(grad, ctx.scale, out=empty_dense(grad, q.dtype))  # in one pass
+    # In one pass, but for gradients that have derivatives.
+    out = None if torch.is_grad_enabled() else empty_dense(grad, q.dtype)
+    own = torch.mul(grad, ctx.scale, out=out).to(q.dtype)
     if grad_last is not None:
         own[..., last] = (grad[..., last] + grad_last) * ctx.scale
     dq = own @ pad(table, (0, 0, 0, own.shape[-1] - len(table)))
