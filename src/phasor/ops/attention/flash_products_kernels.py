@@ -189,9 +189,9 @@ def products_forward_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rows_ptr, key
         k_row_ptr = rows_from(key_rows_ptr, head, batch, batches, start, num_keys, stride_row, HAS_KEY_ROWS)
         k_offsets = row_offsets(start, num_keys, stride_row, BLOCK_N)[None, :]
         bias = pair_bias(
-        q_row_ptr, k_row_ptr, q_offsets, k_offsets, q_pos, k_pos, first_distance, num_distances, HAS_ROWS,
-        HAS_KEY_ROWS, 1, HAS_ENDS,
-    )  # fmt: skip
+            q_row_ptr, k_row_ptr, q_offsets, k_offsets, q_pos, k_pos, first_distance, num_distances, HAS_ROWS,
+            HAS_KEY_ROWS, 1, HAS_ENDS,
+        )  # fmt: skip
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, _ = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         visible = visible_keys(
@@ -335,9 +335,9 @@ def products_dq_kernel(q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, 
         k_row_ptr = rows_from(key_rows_ptr, head, batch, batches, start, num_keys, stride_row, HAS_KEY_ROWS)
         k_offsets = row_offsets(start, num_keys, stride_row, BLOCK_N)[None, :]
         bias = pair_bias(
-        q_row_ptr, k_row_ptr, q_offsets, k_offsets, q_pos, k_pos, first_distance, num_distances, HAS_ROWS,
-        HAS_KEY_ROWS, 1, HAS_ENDS,
-    )  # fmt: skip
+            q_row_ptr, k_row_ptr, q_offsets, k_offsets, q_pos, k_pos, first_distance, num_distances, HAS_ROWS,
+            HAS_KEY_ROWS, 1, HAS_ENDS,
+        )  # fmt: skip
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores, tanh = score_tile(qk, scale, softcap, HAS_SOFTCAP, q.dtype)
         visible = visible_keys(
