@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from phasor.nn.layer_step import LayerStep
-from phasor.ops.dispatch import no_autocast as no_autocast
 
 
 class Steps(NamedTuple):

@@ -14,9 +14,10 @@ from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.accumulated.config import AccumulatedRotaryConfig
 from phasor.nn.positions.base import Position, layers_with
 from phasor.nn.positions.phase import ROTATION, increments
-from phasor.nn.positions.sums import Steps, Sums, no_autocast, running_sums
+from phasor.nn.positions.sums import Steps, Sums, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.constants import constant
+from phasor.ops.dispatch import no_autocast
 from phasor.ops.linear_float32 import linear_float32
 from phasor.ops.rope import PhaseArgs, rope_kernel, rope_kernel_why_not, rope_qkv_kernel, rotate_pairs_ref
 from phasor.ops.running_sums import fixed_angles

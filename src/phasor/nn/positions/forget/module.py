@@ -12,9 +12,10 @@ from phasor.config.model import Side
 from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, layers_with, relative_init_std
 from phasor.nn.positions.forget.config import ForgetGateConfig
-from phasor.nn.positions.sums import Steps, no_autocast, running_sums
+from phasor.nn.positions.sums import Steps, running_sums
 from phasor.nn.sequence import SequenceInfo
 from phasor.ops.attention import SumBias
+from phasor.ops.dispatch import no_autocast
 from phasor.ops.linear_float32 import linear_float32
 
 UNIT = 2.0**-32  # of the sums, in nats: a difference may be as large as 2^31 nats

@@ -16,12 +16,11 @@ from phasor.nn.layer_step import LayerStep
 from phasor.nn.positions.base import Position, bias_dtype, layers_with, relative_init_std
 from phasor.nn.positions.frequencies import geometric_frequencies
 from phasor.nn.positions.phase import cos_sin_of, increments
-from phasor.nn.positions.sums import no_autocast
 from phasor.nn.positions.transformerxl.config import TransformerXLConfig
 from phasor.nn.sequence import KeyInfo, SequenceInfo
 from phasor.ops.attention import DistanceRows, Mask, ProductBias, ScoreMod, TokenBias
 from phasor.ops.constants import constant
-from phasor.ops.dispatch import compute_dtype, triton_why_not
+from phasor.ops.dispatch import compute_dtype, no_autocast, triton_why_not
 
 CosSin = tuple[Tensor, Tensor]  # of positions, [B or 1, T, pairs]
 
