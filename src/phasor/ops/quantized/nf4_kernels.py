@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phasor.ops.launch import KernelLauncher, cdiv
-from phasor.ops.low_rank_kernels import UPDATE_TILE, padded_rank, product_tile
+from phasor.ops.low_rank_kernels import prepare_update, product_tile
 from phasor.ops.quantized.nf4 import BLOCK_SIZE, NESTED_BLOCK_SIZE, NF4Matrix, dynamic_map, nf4_code
 
 SCALE_GROUP = tl.constexpr(BLOCK_SIZE)
@@ -133,10 +133,10 @@ def prepare_dequantize(num_words: int) -> tuple[tuple[int, ...], dict[str, Any]]
     return (cdiv(num_words, WORDS),), {"BLOCK": WORDS, "num_warps": 4, **ROUNDED}
 
 
-def prepare_update(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
+def prepare_with_update(N: int, K: int, RANK: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The grid and the tiles."""
-    grid = (cdiv(N, UPDATE_TILE["BLOCK_N"]) * cdiv(K, UPDATE_TILE["BLOCK_K"]),)
-    return grid, {"PADDED": padded_rank(RANK), **UPDATE_TILE, **ROUNDED}
+    grid, tiles = prepare_update(N, K, RANK)
+    return grid, tiles | ROUNDED
 
 
 def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -147,7 +147,7 @@ def prepare_gemm(M: int, N: int, K: int) -> tuple[tuple[int, ...], dict[str, Any
 
 
 DEQUANTIZE = KernelLauncher(nf4_dequantize_kernel, prepare_dequantize)
-UPDATED = KernelLauncher(nf4_updated_kernel, prepare_update)
+UPDATED = KernelLauncher(nf4_updated_kernel, prepare_with_update)
 GEMM = KernelLauncher(nf4_gemm_kernel, prepare_gemm)
 
 
